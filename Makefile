@@ -1,0 +1,47 @@
+# For developers. Everything runs in .venv, which `./headwater test` makes.
+VENV ?= $(if $(HEADWATER_VENV),$(HEADWATER_VENV),.venv)
+PYTHON := $(VENV)/bin/python
+UV ?= uv
+SOURCES := cluster deployments kvcache router requirements tests
+
+.PHONY: help check lint format format-check types imports unit test e2e chaos lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' Makefile
+
+check: lint types imports unit  ## everything that needs no engine; under three minutes
+
+lint: format-check  ## ruff: format and all rules
+	$(PYTHON) -m ruff check $(SOURCES)
+
+format-check:
+	$(PYTHON) -m ruff format --check $(SOURCES)
+
+format:  ## let ruff format and mend what it can
+	$(PYTHON) -m ruff format $(SOURCES)
+	$(PYTHON) -m ruff check --fix $(SOURCES)
+
+types:  ## mypy, strict
+	$(PYTHON) -m mypy
+
+imports:  ## who may import whom
+	$(VENV)/bin/lint-imports
+
+unit:  ## pure tests, milliseconds each
+	$(PYTHON) -m pytest tests/unit
+
+test:  ## everything
+	./headwater test
+
+e2e:  ## tests on a whole running cluster
+	./headwater test -m e2e
+
+chaos:  ## tests that kill processes of a running cluster
+	./headwater test -m chaos
+
+lock:  ## resolve requirements/*.in into hashed locks (needs uv)
+	$(PYTHON) requirements/lock.py --uv $(UV)
+
+clean:  ## remove caches, not the environment
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

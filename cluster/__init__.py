@@ -1,0 +1,1 @@
+"""Configuration, bootstrap and command line of a Headwater cluster."""

@@ -1,0 +1,145 @@
+"""The Serve application, built from a configuration: the same on a laptop, a cluster, the chart.
+
+``build`` is the import target `cluster.application:build`. Called by the serve command and by
+Serve itself. It imports no engine: replicas do.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.deployment import Application
+
+from cluster.config import MIB, Config
+from deployments.client_settings import ClientSettings
+from deployments.directory_actor import DirectorySettings
+from deployments.engine.settings import EngineSettings, FrontEndSettings
+from deployments.flow_types import FlowLimits, Role
+from deployments.ingress import Ingress, IngressSettings
+from deployments.node_agent import AgentSettings
+from deployments.worker import EngineWorker, WorkerSettings
+from router.settings import AdmissionSettings, RouterSettings
+
+INGRESS_ONGOING_MAX = 10_000
+WORKER_DRAIN_S = 60.0
+HEALTH_PERIOD_S = 2.0
+
+
+class BuildArguments(BaseModel):
+    """Arguments of the application as Serve passes them.
+
+    ``model_path`` is the prepared folder on every node; ``secret_file`` likewise.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    config: Config
+    model_path: str
+    secret_file: str
+    app: str = "headwater"
+    # For tests: raises no limits, opens no doors; passed to the connector as it is.
+    connector_extra: dict[str, float | str | bool] = {}
+
+
+def build(args: BuildArguments) -> Application:
+    """The application: ingress over prefill and decode workers."""
+    config = args.config
+    workers = {role: _worker(args, role) for role in Role}
+    ingress = serve.deployment(
+        name="Ingress",
+        max_ongoing_requests=INGRESS_ONGOING_MAX,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        ray_actor_options={"num_cpus": 0},
+    )(serve.ingress()(Ingress))
+    settings = IngressSettings(
+        front_end=FrontEndSettings(
+            model_path=args.model_path,
+            served_model=config.model.served,
+            dtype=config.model.dtype,
+            max_model_len=config.model.max_model_len,
+            block_size=config.engine.block_size_tokens,
+        ),
+        client=_client(args),
+        secret_file=args.secret_file,
+        router=RouterSettings(
+            caused_weight_idle=config.router.caused_weight_idle,
+            caused_weight_full=config.router.caused_weight_full,
+            expected_output_tokens=config.router.expected_output_tokens,
+        ),
+        admission=AdmissionSettings(queue_max=config.limits.queue_max_requests),
+        body_bytes_max=config.limits.request_body_max_bytes,
+    )
+    return ingress.bind(settings, workers[Role.PREFILL], workers[Role.DECODE])
+
+
+def _worker(args: BuildArguments, role: Role) -> Application:
+    config = args.config
+    count = {Role.PREFILL: config.workers.prefill, Role.DECODE: config.workers.decode}[role]
+    cores = config.workers.cores_per_worker
+    deployment = serve.deployment(
+        name=f"{role.value.capitalize()}Worker",
+        num_replicas=count.replicas,
+        max_ongoing_requests=1000,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        ray_actor_options={"num_cpus": cores},
+        request_router_config=RequestRouterConfig(
+            request_router_class="deployments.membership:MembershipRouter"
+        ),
+    )(EngineWorker)
+    settings = WorkerSettings(
+        engine=_engine(args, role),
+        agent=AgentSettings(
+            app=args.app,
+            slab_bytes=config.slab.mib * MIB,
+            directory=DirectorySettings(app=args.app),
+        ),
+        secret_file=args.secret_file,
+        link_host=config.links.host,
+        queue_max=config.limits.queue_max_requests,
+        pin_cores=config.workers.pin_cores,
+        cores=cores,
+    )
+    return deployment.bind(settings)
+
+
+def _engine(args: BuildArguments, role: Role) -> EngineSettings:
+    config = args.config
+    return EngineSettings(
+        model_path=args.model_path,
+        served_model=config.model.served,
+        role=role.value,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_model_len,
+        block_size=config.engine.block_size_tokens,
+        kv_cache_bytes=config.engine.kv_cache_mib * MIB,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        enforce_eager=config.engine.enforce_eager,
+        connector_extra={
+            "lease_ttl_s": config.slab.lease_ttl_s,
+            "handoff_ttl_s": config.slab.handoff_ttl_s,
+            **args.connector_extra,
+        },
+    )
+
+
+def _client(args: BuildArguments) -> ClientSettings:
+    config = args.config
+    return ClientSettings(
+        model=config.model.served,
+        block_size=config.engine.block_size_tokens,
+        context_tokens_max=config.model.max_model_len,
+        expected_namespace={
+            "model": config.model.served,
+            "block_size": str(config.engine.block_size_tokens),
+            "dtype": config.model.dtype,
+        },
+        directory=DirectorySettings(app=args.app),
+        limits=FlowLimits(
+            worker_deaths_max=config.limits.poison_worker_deaths,
+            attempts_max=2 + 2 * config.limits.resume_max,
+        ),
+    )

@@ -1,0 +1,151 @@
+"""`headwater serve`: the cluster, answering, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from cluster import config_sources, running
+from cluster.ask import ask
+from cluster.config import Config
+from cluster.errors import NotRunningError, PrerequisiteError
+
+SUMMARY = "start the cluster and answer until Ctrl-C"
+QUESTION = "What is the capital of France, and what is it known for?"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's flags. Mutates the parser."""
+    config_sources.add_arguments(parser)
+
+
+def say(line: str) -> None:
+    """One line of progress."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare, start, show, wait for a signal, end what was started."""
+    began_s = time.monotonic()
+    config = config_sources.load(arguments).config
+    _refuse_second(config)
+    config = _with_port(config)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    from cluster.launch import secret_in  # noqa: PLC0415
+    from cluster.local_ray import ray_cluster  # noqa: PLC0415
+    from cluster.model_store import prepare_model  # noqa: PLC0415
+
+    model = prepare_model(
+        config.model.path_or_name, config.model.revision, config.state.cache_dir, say
+    )
+    say(f"Model {config.model.served} is ready in {model.path}.")
+    secret = secret_in(config.state.dir)
+    say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
+    with ray_cluster(config) as cluster:
+        try:
+            _serve(config, Path(model.path), secret, cluster.dashboard, began_s)
+            signal.pause()
+        except KeyboardInterrupt:
+            say("\nStopping: running requests may finish, then all that was started here ends.")
+        finally:
+            _end(config)
+    say("Stopped.")
+    return 0
+
+
+def _serve(
+    config: Config,
+    model_path: Path,
+    secret: Path,
+    dashboard: str | None,
+    began_s: float,
+) -> None:
+    from cluster import launch  # noqa: PLC0415
+
+    endpoint = f"http://{_reachable(config.http.host)}:{config.http.port}"
+    me = running.Running(
+        pid=os.getpid(),
+        started_ticks=running.started_ticks(os.getpid()) or 0,
+        endpoint=endpoint,
+        dashboard=dashboard,
+        app=launch.APP,
+        model=config.model.served,
+    )
+    running.write(config.state.dir, me)
+    launch.deploy(config, model_path, secret)
+    launch.wait_ready(endpoint, say)
+    say(f"Ready after {time.monotonic() - began_s:.0f} s.\n")
+    say(f"Q: {QUESTION}")
+    sys.stdout.write("A: ")
+    answer = ask(endpoint, config.model.served, QUESTION, sys.stdout.write)
+    say(f"\n   (first token after {answer.ttft_s * 1e3:.0f} ms; request {answer.trace_id})\n")
+    _show(config, endpoint, dashboard, answer.trace_id)
+
+
+def _show(config: Config, endpoint: str, dashboard: str | None, trace_id: str) -> None:
+    body = (
+        f'{{"model": "{config.model.served}", "stream": true, '
+        '"messages": [{"role": "user", "content": "Hello!"}]}'
+    )
+    say(f"Endpoint:   {endpoint}/v1   (OpenAI-compatible)")
+    if dashboard:
+        say(f"Dashboard:  http://{dashboard}")
+    say(f"Try it:     curl -N {endpoint}/v1/chat/completions \\")
+    say(f"              -H 'content-type: application/json' -d '{body}'")
+    say("Next:       ./headwater status")
+    say(f"            ./headwater explain {trace_id}")
+    say("            ./headwater stop      (or Ctrl-C here)")
+
+
+def _end(config: Config) -> None:
+    from cluster import launch  # noqa: PLC0415
+
+    launch.take_down()
+    running.forget(config.state.dir)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """First signal: an orderly end, from wherever we are; later ones do not disturb it."""
+    for known in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(known, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def _refuse_second(config: Config) -> None:
+    try:
+        other = running.read(config.state.dir)
+    except NotRunningError:
+        return
+    message = (
+        f"it runs already: {other.endpoint} (pid {other.pid}). Stop it with ./headwater stop, "
+        "or give this one its own --state-dir and --port"
+    )
+    raise PrerequisiteError(message)
+
+
+def _with_port(config: Config) -> Config:
+    """Check that the HTTP port is free; 0 becomes a free one. Raises PrerequisiteError."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.http.host, config.http.port))
+        except OSError as taken:
+            message = (
+                f"cannot listen on {config.http.host}:{config.http.port} ({taken.strerror}); "
+                "choose another with --port, or --port 0 for any free one"
+            )
+            raise PrerequisiteError(message) from taken
+        port: int = probe.getsockname()[1]
+    return config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104

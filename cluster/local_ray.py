@@ -1,0 +1,120 @@
+"""A Ray cluster of this machine's own, or a connection to a running one.
+
+Called by the serve command and the e2e tests' fixture. The local cluster belongs to this process:
+it ends with it. Must not touch any Ray cluster that it did not start (`ray stop` would).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config import Config
+from cluster.errors import PrerequisiteError
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("cluster", "deployments", "kvcache", "router")
+# Ray's sockets lie below its temp folder, and a Unix socket's path is 107 bytes at most.
+TEMP_DIR_BYTES_MAX = 40
+
+ENVIRONMENT = {
+    # Workers start at nice 15 otherwise: a replacement took 11 s against 87 s on a busy machine.
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Lines of replicas are in Ray's log folder, not on the operator's screen.
+    "RAY_COLOR_PREFIX": "0",
+}
+
+
+LOCAL_ENVIRONMENT = {
+    # Ray replaces 127.0.0.1 by an address that others reach, unless it believes that there can be
+    # no others; with this, all its services bind loopback (ray/_private/services.py, 2.60).
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RayCluster:
+    """A cluster that we are connected to. dashboard: host:port, or None without one."""
+
+    address: str
+    dashboard: str | None
+    logs: str | None
+    ours: bool
+
+
+@contextmanager
+def ray_cluster(config: Config) -> Iterator[RayCluster]:
+    """Start a local cluster, or connect to ``ray.address``; ends the one that it started."""
+    address = config.ray.address
+    # Read by Ray when it is imported, and inherited by its processes.
+    os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if address is None else {})
+    _let_workers_import_us()
+    import ray  # noqa: PLC0415 - a second that `headwater config` does not need
+
+    try:
+        if address is None:
+            context = ray.init(**_local_arguments(config))
+        else:
+            # The nodes need Headwater's dependencies; our own code goes along.
+            modules = [str(ROOT / package) for package in PACKAGES]
+            context = ray.init(
+                address=address,
+                namespace="headwater",
+                runtime_env={"py_modules": modules},
+                log_to_driver=False,
+            )
+    except ConnectionError as refused:
+        message = f"no Ray cluster answers at {address} ({refused}); start one, or leave it out"
+        raise PrerequisiteError(message) from refused
+    try:
+        info = context.address_info
+        yield RayCluster(
+            address=info["gcs_address"],
+            dashboard=info.get("webui_url") or None,
+            logs=str(Path(info["session_dir"]) / "logs") if address is None else None,
+            ours=address is None,
+        )
+    finally:
+        ray.shutdown()
+
+
+def _local_arguments(config: Config) -> dict[str, object]:
+    wanted = config.workers.cores_per_worker * (
+        config.workers.prefill.replicas + config.workers.decode.replicas
+    )
+    return {
+        "address": "local",
+        "namespace": "headwater",
+        # Accounting only: fewer real cores than this are shared, and the agent says so.
+        "num_cpus": max(wanted, os.cpu_count() or 1),
+        "include_dashboard": True,
+        "dashboard_host": config.ray.dashboard_host,
+        "dashboard_port": config.ray.dashboard_port or None,
+        "log_to_driver": False,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": str(_temp_dir(config)),
+        # Ray's object store carries control messages only.
+        "object_store_memory": 128 << 20,
+    }
+
+
+def _temp_dir(config: Config) -> Path:
+    """Below the state folder if its path is short enough, else below the system's."""
+    wished = config.state.dir / "ray"
+    if len(os.fsencode(wished)) <= TEMP_DIR_BYTES_MAX:
+        wished.mkdir(parents=True, exist_ok=True)
+        return wished
+    return Path(tempfile.mkdtemp(prefix=f"headwater-{os.getuid()}-"))
+
+
+def _let_workers_import_us() -> None:
+    """Ray's local workers inherit PYTHONPATH."""
+    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

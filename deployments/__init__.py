@@ -1,0 +1,1 @@
+"""Headwater's Serve deployments: ingress, request flow, prefill and decode workers."""

@@ -1,0 +1,104 @@
+"""vLLM's configuration and EngineCore, built from EngineSettings in this process.
+
+Called by: InprocessEngine. Must not: start another process or listen on any address.
+Source: vllm/engine/arg_utils.py, vllm/v1/engine/core.py (0.32).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vllm.config import KVTransferConfig, StructuredOutputsConfig, VllmConfig
+from vllm.config.kv_events import KVEventsConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models.registry import ModelRegistry
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor.abstract import Executor
+
+from deployments.engine.errors import EngineMismatch
+from deployments.engine.hashing import HASH_ALGORITHM, hash_root, pin_hash_root
+from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
+from deployments.engine.resume import SCHEDULER_CLS, WORKER_CLS, ResumeScheduler
+from deployments.engine.settings import EngineSettings
+
+CONNECTOR = "HeadwaterConnector"
+CONNECTOR_MODULE = "kvcache.connector.block_connector"
+
+
+def engine_config(settings: EngineSettings) -> VllmConfig:
+    """Return vLLM's configuration for these settings. Reads the model's config files."""
+    inspect_model_here(settings.model_path)
+    arguments = EngineArgs(
+        model=settings.model_path,
+        served_model_name=settings.served_model,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        block_size=settings.block_size,
+        kv_cache_memory_bytes=settings.kv_cache_bytes,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        enable_chunked_prefill=True,
+        enable_prefix_caching=True,
+        prefix_caching_hash_algo=HASH_ALGORITHM,
+        enforce_eager=settings.enforce_eager,
+        distributed_executor_backend="uni",
+        async_scheduling=False,
+        scheduler_cls=SCHEDULER_CLS,
+        worker_cls=WORKER_CLS,
+        disable_log_stats=True,
+        seed=settings.seed,
+        structured_outputs_config=StructuredOutputsConfig(backend=STRUCTURED_OUTPUT_BACKEND),
+        # The publisher is replaced by ours; "null" keeps vLLM from opening a socket before that.
+        kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null"),
+        kv_transfer_config=_transfer_config(settings),
+    )
+    return arguments.create_engine_config()
+
+
+def build_core(config: VllmConfig) -> EngineCore:
+    """Load the model and build the engine; seconds. Raises EngineMismatch."""
+    if config.use_v2_model_runner:
+        raise EngineMismatch("VllmConfig.use_v2_model_runner: resume is built on the V1 runner")
+    pin_hash_root()
+    core = EngineCore(config, Executor.get_class(config), log_stats=False)
+    # The constructor sets the root again, from PYTHONHASHSEED; no request was hashed yet.
+    pin_hash_root()
+    if not isinstance(core.scheduler, ResumeScheduler):
+        raise EngineMismatch(f"SchedulerConfig.scheduler_cls gave {type(core.scheduler).__name__}")
+    if core.batch_queue is not None:
+        raise EngineMismatch("EngineCore has a batch queue: steps would overlap")
+    return core
+
+
+def inspect_model_here(model_path: str) -> None:
+    """Let vLLM inspect the model's class in this process, which is about to import it anyway.
+
+    Otherwise vllm/model_executor/models/registry.py starts a process that imports all of vLLM
+    (12 s of CPU), once for each new cache directory, hence in each new container.
+    """
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    for architecture in config.get("architectures") or ():
+        model = ModelRegistry.models.get(architecture)
+        if model is not None and not hasattr(model, "model_cls"):
+            ModelRegistry.register_model(architecture, model.load_model_cls())
+
+
+def _transfer_config(settings: EngineSettings) -> KVTransferConfig | None:
+    if settings.agent_socket is None:
+        return None
+    extra: dict[str, object] = {
+        "agent_socket": settings.agent_socket,
+        "owner": settings.owner,
+        "role": settings.role,
+        "model": settings.served_model,
+        "hash_root": hash_root(),
+        **settings.connector_extra,
+    }
+    return KVTransferConfig(
+        kv_connector=CONNECTOR,
+        kv_connector_module_path=CONNECTOR_MODULE,
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=extra,
+    )

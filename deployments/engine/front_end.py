@@ -1,0 +1,213 @@
+"""vLLM's own OpenAI front end over our engine-core client: the one place that reaches round vLLM.
+
+AsyncLLM hard-calls ``EngineCoreClient.make_async_mp_client``; we replace that call for the length
+of the constructor, and get vLLM's chat template, tokeniser, tools, structured output, stop
+strings, SSE and errors as they are. Called by ingress.py. Must not know routing.
+Source: vllm/v1/engine/async_llm.py, entrypoints/launchers (0.32); DESIGN D1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from argparse import Namespace as Arguments
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any, Protocol
+from unittest.mock import patch
+
+from fastapi import FastAPI
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.exceptions import GracefulHTTPError
+from vllm.tasks import SupportedTask
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+
+from deployments.engine.hashing import block_hashes
+from deployments.engine.settings import FrontEndSettings
+
+TASKS: tuple[SupportedTask, ...] = ("generate",)
+HASH_OFF_LOOP_TOKENS = 4096
+
+
+class RequestPort(Protocol):
+    """Where requests go and outputs come from: the flow's shell."""
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        """Take a request. Raises GracefulHTTPError when it is refused at once."""
+
+    def abort(self, request_ids: Sequence[str], *, cancelled: bool) -> None:
+        """Stop requests: cancelled by the client, or complete because a stop string came."""
+
+    async def next_outputs(self) -> list[EngineCoreOutput]:
+        """Outputs in order; waits for some."""
+
+
+class FlowCoreClient(EngineCoreClient):
+    """The part of an engine-core client that AsyncLLM uses for text generation.
+
+    Everything else (sleep, LoRA, profiling, weights) answers with vLLM's NotImplementedError,
+    which its front end shows as 501.
+    """
+
+    engine_ranks_managed = (0,)
+
+    def __init__(self, port: RequestPort) -> None:
+        self._port = port
+        self.cancelling = False
+        self.resources = SimpleNamespace(engine_dead=False)
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """One engine request; n > 1 comes as several."""
+        await self._port.add(request)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Stop strings found, or the client has gone."""
+        if request_ids:
+            self._port.abort(request_ids, cancelled=self.cancelling)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The next outputs of any worker."""
+        outputs = await self._port.next_outputs()
+        return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
+
+    async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
+        """Text generation only."""
+        return TASKS
+
+    async def reset_mm_cache_async(self) -> None:
+        """No multimodal cache."""
+
+    def dp_engines_running(self) -> bool:
+        """No data-parallel waves here."""
+        return False
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """The ingress owns the links and closes them."""
+
+
+class HeadwaterLLM(AsyncLLM):
+    """AsyncLLM whose engine core is the cluster."""
+
+    def __init__(self, config: VllmConfig, port: RequestPort) -> None:
+        self._client = FlowCoreClient(port)
+        factory = lambda **_: self._client  # noqa: E731 - in vLLM's own shape
+        with patch.object(EngineCoreClient, "make_async_mp_client", factory):
+            super().__init__(
+                vllm_config=config,
+                executor_class=None,  # type: ignore[arg-type] # nothing is executed here
+                log_stats=False,
+                log_requests=False,
+            )
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """vLLM calls this where the client has gone; stop strings take the other way."""
+        self._client.cancelling = True
+        try:
+            await super().abort(request_id, internal)
+        finally:
+            self._client.cancelling = False
+
+    def fail(self, request_id: str, status: int, message: str) -> list[str]:
+        """End one request with an HTTP error, or an error event when its stream has begun.
+
+        Returns the ids of its siblings (n > 1), which end with it and must be aborted.
+        """
+        states = self.output_processor.request_states
+        state = states.get(request_id)
+        if state is None or state.queue is None:
+            return []
+        queue, parent = state.queue, state.parent_req
+        top = request_id if parent is None else parent.request_id
+        ended = self.output_processor.abort_requests([top], internal=True)
+        queue.put(GracefulHTTPError(message, HTTPStatus(status)))
+        return [one for one in ended if one != request_id]
+
+
+async def build_front_end(
+    settings: FrontEndSettings, port: RequestPort
+) -> tuple[FastAPI, HeadwaterLLM]:
+    """vLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
+    arguments = _arguments(settings)
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
+    llm = HeadwaterLLM(config, port)
+    app = build_app(arguments, TASKS, config.model_config)
+    await init_app_state(llm, app.state, arguments, TASKS)
+    app.state.server = SimpleNamespace(should_exit=False)
+    return app, llm
+
+
+def _arguments(settings: FrontEndSettings) -> Arguments:
+    given = [
+        *("--model", settings.model_path),
+        *("--served-model-name", settings.served_model),
+        *("--dtype", settings.dtype),
+        *("--max-model-len", str(settings.max_model_len)),
+        *("--block-size", str(settings.block_size)),
+        *("--max-logprobs", str(settings.max_logprobs)),
+        "--enforce-eager",
+        "--disable-log-stats",
+    ]
+    if settings.tool_call_parser:
+        given += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]
+    arguments: Arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(given)
+    validate_parsed_serve_args(arguments)
+    return arguments
+
+
+async def hashes_of(request: EngineCoreRequest, block_size: int) -> tuple[bytes, ...]:
+    """Chained hashes of the prompt's full blocks; long prompts are hashed off the event loop."""
+    tokens = request.prompt_token_ids or []
+    if len(tokens) < HASH_OFF_LOOP_TOKENS:
+        return tuple(block_hashes(tokens, block_size, request.cache_salt))
+    hashes = await asyncio.to_thread(block_hashes, tokens, block_size, request.cache_salt)
+    return tuple(hashes)
+
+
+def as_prefill(request: EngineCoreRequest, attempt: str) -> EngineCoreRequest:
+    """The request as a prefill attempt: one token, and min_tokens no larger than that."""
+    mine = copy.copy(request)
+    mine.request_id = attempt
+    params = copy.copy(request.sampling_params)
+    assert params is not None
+    params.max_tokens = 1
+    params.min_tokens = min(1, params.min_tokens)
+    mine.sampling_params = params
+    return mine
+
+
+def as_decode(request: EngineCoreRequest, attempt: str) -> EngineCoreRequest:
+    """The request as it is, under the attempt's id; resume tokens travel beside it."""
+    mine = copy.copy(request)
+    mine.request_id = attempt
+    return mine
+
+
+def as_client_output(
+    output: EngineCoreOutput, request_id: str, *, finish: bool
+) -> EngineCoreOutput:
+    """An attempt's output under the client's request id; mutates and returns it.
+
+    ``finish`` False hides a finish that was ours alone. The connector's report is not the
+    client's business.
+    """
+    output.request_id = request_id
+    output.kv_transfer_params = None
+    if not finish:
+        output.finish_reason = None
+        output.stop_reason = None
+    return output
+
+
+def token_limits(request: EngineCoreRequest, context_tokens_max: int) -> tuple[int, int]:
+    """(max_tokens, min_tokens) of a request; without max_tokens the context is the limit."""
+    params: Any = request.sampling_params
+    return params.max_tokens or context_tokens_max, params.min_tokens

@@ -1,0 +1,326 @@
+"""The shell round request_flow: carries its effects to links and front end, and events back.
+
+Holds the links to all workers that membership names, the router's read replica of the directory,
+and the queue of outputs for vLLM's front end. Everything runs on the ingress's event loop. Called
+by ingress.py (lifecycle) and engine/front_end (requests). No decision is made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from deployments import frames
+from deployments.client_settings import ClientSettings
+from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
+from deployments.engine.codec import decode_outputs, encode_request
+from deployments.engine.front_end import (
+    EngineCoreOutput,
+    EngineCoreRequest,
+    HeadwaterLLM,
+    as_client_output,
+    as_decode,
+    as_prefill,
+    hashes_of,
+    token_limits,
+)
+from deployments.errors import LinkError, LinkRefused
+from deployments.flow_types import (
+    AbortAttempt,
+    AttemptTiming,
+    Effect,
+    Emit,
+    EndHandoff,
+    Fail,
+    Intake,
+    KvReport,
+    Role,
+    SubmitAttempt,
+)
+from deployments.http_edge import CURRENT_TRACE
+from deployments.link import WorkerLink, open_link
+from deployments.membership import MEMBERS, Member
+from deployments.request_flow import RequestFlow
+from deployments.request_record import RecordStore
+from kvcache import events
+from kvcache.directory_types import NeedResync
+from router.route import Router
+from router.workers import WorkerReport, WorkerView
+
+log = logging.getLogger("headwater.ingress")
+
+DIRECTORY_WAIT_S = 10.0
+TICK_S = 0.5
+
+
+class EngineClient:
+    """Requests in, outputs out. Implements front_end.RequestPort."""
+
+    def __init__(
+        self, settings: ClientSettings, router: Router, records: RecordStore, secret: bytes
+    ) -> None:
+        self._settings = settings
+        self._router = router
+        self._secret = secret
+        self.flow = RequestFlow(router, settings.limits, records)
+        self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
+        self.links: dict[str, WorkerLink] = {}
+        self._views: dict[str, WorkerView] = {}
+        self.refused: dict[str, str] = {}
+        self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
+        self.directory_heard_s: float | None = None
+        self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
+        self._connecting: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._llm: HeadwaterLLM | None = None
+
+    async def start(self, llm: HeadwaterLLM) -> None:
+        """Begin to follow membership and directory."""
+        self._llm = llm
+        loop = asyncio.get_running_loop()
+        MEMBERS.listen(lambda: loop.call_soon_threadsafe(self._members_changed))
+        self._tasks = [
+            asyncio.create_task(self._follow_directory()),
+            asyncio.create_task(self._tick()),
+        ]
+        self._members_changed()
+
+    # ---- requests (front_end.RequestPort) ---------------------------------------------------
+
+    async def add(self, request: EngineCoreRequest) -> None:
+        """Take one request of the front end into the flow."""
+        trace = CURRENT_TRACE.get()
+        now_s = time.monotonic()
+        hashes = await hashes_of(request, self._settings.block_size)
+        max_tokens, min_tokens = token_limits(request, self._settings.context_tokens_max)
+        intake = Intake(
+            request_id=request.request_id,
+            trace_id=trace.trace_id if trace else request.request_id,
+            model=self._settings.model,
+            prompt_tokens=len(request.prompt_token_ids or ()),
+            block_hashes=hashes,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            context_tokens_max=self._settings.context_tokens_max,
+            received_s=trace.received_s if trace else now_s,
+            tokenised_s=time.monotonic(),
+            payload=request,
+            priority=request.priority,
+        )
+        self._carry_out(self.flow.submit(intake, time.monotonic()))
+
+    def abort(self, request_ids: Sequence[str], *, cancelled: bool) -> None:
+        """Stop requests; unknown ids are ignored."""
+        for request_id in request_ids:
+            self._note(request_id, f"abort in stage {self.flow.stage_of(request_id)}")
+        self._carry_out(self.flow.abort(request_ids, time.monotonic(), cancelled=cancelled))
+
+    async def next_outputs(self) -> list[EngineCoreOutput]:
+        """Outputs for the front end, in order."""
+        return await self._outputs.get()
+
+    # ---- effects ----------------------------------------------------------------------------
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        emitted: list[EngineCoreOutput] = []
+        for effect in effects:
+            if isinstance(effect, Emit):
+                output: Any = effect.output
+                emitted.append(as_client_output(output, effect.request_id, finish=effect.finish))
+            elif isinstance(effect, SubmitAttempt):
+                self._submit(effect)
+            elif isinstance(effect, AbortAttempt):
+                self._send(effect.worker, frames.Abort([effect.attempt]))
+            elif isinstance(effect, EndHandoff):
+                self._send(effect.worker, frames.EndHandoffs([effect.handoff]))
+            elif isinstance(effect, Fail):
+                assert self._llm is not None
+                siblings = self._llm.fail(effect.request_id, effect.status, effect.message)
+                self.abort(siblings, cancelled=False)
+        if emitted:
+            self._outputs.put_nowait(emitted)
+
+    def _submit(self, effect: SubmitAttempt) -> None:
+        request: Any = effect.payload
+        make = as_prefill if effect.role is Role.PREFILL else as_decode
+        message = frames.Submit(
+            attempt=effect.attempt,
+            role=effect.role.value,
+            request=encode_request(make(request, effect.attempt)),
+            resume_tokens=list(effect.resume_tokens),
+            handoff=effect.handoff,
+        )
+        self._note(effect.attempt, f"submitted to {effect.worker} as {effect.role}")
+        self._send(effect.worker, message)
+
+    def _send(self, worker: str, message: frames.Message) -> None:
+        """A worker without a link is already known as lost, or will be within this turn."""
+        link = self.links.get(worker)
+        if link is not None:
+            link.send(message)
+
+    def _note(self, attempt: str, what: str) -> None:
+        self.events.append((time.monotonic(), attempt, what))
+
+    # ---- links ------------------------------------------------------------------------------
+
+    def _members_changed(self) -> None:
+        """Connect to new workers; stop planning for those that Serve is taking away."""
+        present = MEMBERS.present()
+        for worker, member in present.items():
+            if worker not in self._connecting:
+                task = asyncio.create_task(self._keep_link(member))
+                self._connecting[worker] = task
+        for worker, view in self._views.items():
+            if worker not in present:
+                self._router.add_worker(replace(view, state="draining"))
+
+    async def _keep_link(self, member: Member) -> None:
+        """Connect, receive until the link ends, and again while the worker is a member."""
+        settings = self._settings
+        try:
+            while MEMBERS.present().get(member.worker) == member:
+                try:
+                    link = await open_link(
+                        member.host,
+                        member.port,
+                        self.ingress_id,
+                        self._secret,
+                        settings.expected_namespace,
+                        settings.links,
+                    )
+                except LinkRefused as refused:
+                    log.error("%s refused: %s", member.worker, refused)  # noqa: TRY400
+                    self.refused[member.worker] = str(refused)
+                    await asyncio.sleep(settings.refused_retry_s)
+                    continue
+                except LinkError as failed:
+                    log.warning("%s: %s", member.worker, failed)
+                    await asyncio.sleep(settings.reconnect_s)
+                    continue
+                await self._use_link(member, link)
+                await asyncio.sleep(settings.reconnect_s)
+        finally:
+            self._connecting.pop(member.worker, None)
+            self.refused.pop(member.worker, None)
+
+    async def _use_link(self, member: Member, link: WorkerLink) -> None:
+        welcome = link.welcome
+        worker = welcome.worker
+        self.links[worker] = link
+        self.refused.pop(worker, None)
+        view = WorkerView(
+            worker=worker,
+            model=welcome.model,
+            role="prefill" if welcome.role == Role.PREFILL else "decode",
+            node=member.node,
+            block_size=self._settings.block_size,
+            slots=welcome.slots,
+        )
+        self._router.add_worker(view)
+        self._views[worker] = view
+        self._note(worker, f"link up, pid {welcome.pid}")
+        self._carry_out(self.flow.worker_ready(time.monotonic()))
+        reason = "link cancelled"
+        try:
+            reason = await link.run(lambda message: self._received(worker, message))
+        finally:
+            if self.links.get(worker) is link:
+                del self.links[worker]
+                self._views.pop(worker, None)
+            log.warning("%s lost: %s", worker, reason)
+            self._note(worker, f"link lost: {reason}")
+            self._carry_out(self.flow.worker_lost(worker, reason, time.monotonic()))
+
+    def _received(self, worker: str, message: frames.Message) -> None:
+        now_s = time.monotonic()
+        if isinstance(message, frames.Outputs):
+            self._outputs_of(worker, message, now_s)
+        elif isinstance(message, frames.Ping):
+            self._report(worker, message.load, now_s)
+        elif isinstance(message, frames.Rejected):
+            self._note(message.attempt, f"rejected: {message.message}")
+            effects = self.flow.rejected(
+                message.attempt, message.message, message.client_fault, now_s
+            )
+            self._carry_out(effects)
+        elif isinstance(message, frames.Aborted):
+            self._note(message.attempt, f"aborted while {message.stage} at step {message.step}")
+        elif isinstance(message, frames.CacheEvents):
+            self._cache_changed(worker, events.decode(message.batch))
+
+    def _cache_changed(self, worker: str, change: events.EventBatch | events.Snapshot) -> None:
+        """What the worker's own prefix cache holds; a gap is closed by asking for a snapshot."""
+        if isinstance(change, events.Snapshot):
+            self._router.apply_snapshot(change)
+        elif any(isinstance(effect, NeedResync) for effect in self._router.apply_batch(change)):
+            self._send(worker, frames.Resync())
+
+    def _outputs_of(self, worker: str, message: frames.Outputs, now_s: float) -> None:
+        outputs = decode_outputs(message.outputs)
+        reports = {
+            output.request_id: _kv_report(output.kv_transfer_params)
+            for output in outputs
+            if output.kv_transfer_params
+        }
+        timings = [
+            AttemptTiming(t.attempt, t.queue_s, t.compute_s, t.publish_s) for t in message.timings
+        ]
+        effects = self.flow.outputs(worker, outputs, timings, reports, now_s)
+        self._carry_out(effects)
+        self._report(worker, message.load, now_s)
+
+    def _report(self, worker: str, load: frames.Load | None, now_s: float) -> None:
+        if load is None:
+            return
+        report = WorkerReport(
+            running=load.running,
+            waiting=load.waiting,
+            queued_tokens=load.queued_tokens,
+            free_blocks=load.free_blocks,
+            step_ms=load.step_ms or None,
+        )
+        self._router.worker_report(worker, report, now_s)
+
+    # ---- background -------------------------------------------------------------------------
+
+    async def _follow_directory(self) -> None:
+        """Keep the router's read replica at the directory's heels; start over when it dies."""
+        cursor: bytes | None = None
+        while True:
+            try:
+                directory = ensure_directory(self._settings.directory)
+                while True:
+                    feed = decode_feed(await directory.follow.remote(cursor, DIRECTORY_WAIT_S))
+                    self._router.apply_feed(feed)
+                    cursor = encode_cursor(feed.cursor)
+                    self.directory_heard_s = time.monotonic()
+            except ray.exceptions.RayError as lost:
+                log.warning("directory does not answer (%s); routing by load until it does", lost)
+                self._router.index.degrade_feed("directory lost")
+                self.directory_heard_s = None
+                await asyncio.sleep(self._settings.reconnect_s)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._carry_out(self.flow.tick(time.monotonic()))
+
+    def close(self) -> None:
+        """End all links and tasks."""
+        for task in [*self._tasks, *self._connecting.values()]:
+            task.cancel()
+
+
+def _kv_report(params: dict[str, Any]) -> KvReport:
+    """Read the connector's report from an output; unknown keys are newer than we are."""
+    given = params.get("headwater", {})
+    return KvReport(**{k: v for k, v in given.items() if k in KvReport.__dataclass_fields__})

@@ -1,0 +1,294 @@
+"""The engine thread of a worker: takes attempts from an inbox, steps the engine, hands out outputs.
+
+One thread owns the engine; everything else reaches it through the inbox. Called by worker.py.
+Any exception in it ends the process at once (DESIGN D2): a worker that is not sure of its state
+must not go on. Must not know sockets or Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from deployments import frames
+from deployments.engine.codec import decode_request, encode_outputs
+from deployments.engine.errors import MalformedBlob, RequestRejected
+from deployments.engine.inprocess import EngineCoreOutput, InprocessEngine
+from deployments.engine.settings import EngineSettings
+from kvcache import events
+
+log = logging.getLogger("headwater.engine")
+
+EXIT_ENGINE_FAILED = 70
+IDLE_POLL_S = 0.5
+PENDING_IO_POLL_S = 0.001
+
+
+@dataclass(slots=True)
+class _Attempt:
+    owner: str
+    received_s: float
+    prompt_tokens: int
+    first_token: bool = False
+
+
+@dataclass(slots=True)
+class StepDelivery:
+    """What one step gives to one ingress."""
+
+    ingress: str
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    timings: list[frames.Timing] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSinks:
+    """Where results go; called in the engine thread, must be thread-safe and quick."""
+
+    deliver: Callable[[list[StepDelivery], frames.Load], None]
+    send: Callable[[str | None, frames.Message], None]  # None: to every ingress
+
+
+class EngineLoop:
+    """Builds and runs one engine in a thread of its own."""
+
+    def __init__(self, settings: EngineSettings, sinks: LoopSinks, *, queue_max: int) -> None:
+        self._settings = settings
+        self._sinks = sinks
+        self._queue_max = queue_max
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._attempts: dict[str, _Attempt] = {}
+        self._event_sequence = 0
+        self._running = True
+        self._build_error: BaseException | None = None
+        self._built = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._step_ms = 0.0
+        self._batch = 0
+        self.engine: InprocessEngine
+        self.incarnation = os.urandom(8).hex()
+        self.progress_s = time.monotonic()
+        self.log: deque[tuple[float, str, str]] = deque(maxlen=4096)
+
+    # ---- called from any thread -------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin building the engine."""
+        self._thread.start()
+
+    def wait_built(self) -> None:
+        """Block until the engine stands. Raises what building it raised."""
+        self._built.wait()
+        if self._build_error is not None:
+            raise self._build_error
+
+    def submit(self, owner: str, message: frames.Submit) -> None:
+        """Run an attempt for an ingress."""
+        self._inbox.put(lambda: self._add(owner, message))
+
+    def abort(self, owner: str, attempts: list[str]) -> None:
+        """Stop attempts; those that are unknown or another ingress's are ignored."""
+        self._inbox.put(lambda: self._abort(owner, attempts))
+
+    def end_handoffs(self, handoffs: list[str]) -> None:
+        """Release hand-off leases that nobody will take over."""
+        self._inbox.put(lambda: self.engine.end_handoffs(handoffs))
+
+    def owner_joined(self, owner: str) -> None:
+        """A new ingress: tell it what this engine's prefix cache holds."""
+        self._inbox.put(lambda: self._send_snapshot(owner))
+
+    def owner_left(self, owner: str) -> None:
+        """An ingress is gone: what it asked for is aborted (fencing on this side)."""
+        self._inbox.put(lambda: self._abort_all(owner))
+
+    def stop(self) -> None:
+        """End the thread after the current step."""
+        self._running = False
+        self._inbox.put(lambda: None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no attempt is at this worker."""
+        return not self._attempts
+
+    def stalled_s(self) -> float:
+        """Seconds since the loop last turned."""
+        return time.monotonic() - self.progress_s
+
+    # ---- the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.engine = InprocessEngine(self._settings)
+            warm_s = self.engine.warm_up()
+            log.info("engine warm after %.1f s", warm_s)
+        except BaseException as error:  # noqa: BLE001 - handed to wait_built's caller
+            self._build_error = error
+            self._built.set()
+            return
+        self._sinks.deliver([], self.load())
+        self._built.set()
+        try:
+            while self._running:
+                self._turn()
+            self.engine.shutdown()
+        except BaseException:
+            log.exception("engine thread failed; this worker ends now")
+            logging.shutdown()
+            os._exit(EXIT_ENGINE_FAILED)
+
+    def _turn(self) -> None:
+        self.progress_s = time.monotonic()
+        self._take_inbox()
+        if not self.engine.has_work():
+            self._send_cache_events()
+            return
+        began_s = time.monotonic()
+        result = self.engine.step()
+        if result.scheduled_tokens:
+            self._step_ms = 1e3 * (time.monotonic() - began_s)
+            self._batch = result.scheduled_requests
+        self._hand_out(result.outputs)
+        self._send_cache_events()
+        if result.pending_io and not result.scheduled_tokens:
+            self._wait_inbox(PENDING_IO_POLL_S)
+
+    def _take_inbox(self) -> None:
+        """Run what came in; wait for something when the engine has nothing to do."""
+        if not self.engine.has_work():
+            self._wait_inbox(IDLE_POLL_S)
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _wait_inbox(self, timeout_s: float) -> None:
+        try:
+            self._inbox.get(timeout=timeout_s)()
+        except queue.Empty:
+            return
+
+    # ---- attempts ---------------------------------------------------------------------------
+
+    def _add(self, owner: str, message: frames.Submit) -> None:
+        counts = self.engine.counts()
+        if counts.waiting >= self._queue_max:
+            reason = f"its queue of {self._queue_max} is full"
+            self._sinks.send(owner, frames.Rejected(message.attempt, reason, client_fault=False))
+            return
+        try:
+            request = decode_request(message.request)
+            transfer = {
+                "handoff": message.handoff,
+                "publish_handoff": message.role == "prefill" and message.handoff is not None,
+            }
+            self._attempts[message.attempt] = _Attempt(
+                owner, time.monotonic(), len(request.prompt_token_ids or ())
+            )
+            self.engine.add(request, message.resume_tokens, {"headwater": transfer})
+        except (RequestRejected, MalformedBlob) as refused:
+            self._attempts.pop(message.attempt, None)
+            self._sinks.send(
+                owner, frames.Rejected(message.attempt, str(refused), client_fault=True)
+            )
+            return
+        self.log.append((time.monotonic(), message.attempt, f"added for {message.role}"))
+
+    def _abort(self, owner: str, attempts: list[str]) -> None:
+        known = [a for a in attempts if a in self._attempts and self._attempts[a].owner == owner]
+        for attempt in known:
+            stage = self.engine.status_of(attempt)
+            self._sinks.send(owner, frames.Aborted(attempt, stage, self.engine.counts().steps))
+            self.log.append((time.monotonic(), attempt, f"aborted while {stage}"))
+            del self._attempts[attempt]
+        self.engine.abort(known)
+
+    def _abort_all(self, owner: str) -> None:
+        self._abort(owner, [a for a, known in self._attempts.items() if known.owner == owner])
+
+    def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
+        by_owner: dict[str, StepDelivery] = {}
+        for output in outputs:
+            attempt = self._attempts.get(output.request_id)
+            if attempt is None:
+                continue  # aborted: nobody waits for it
+            delivery = by_owner.setdefault(attempt.owner, StepDelivery(attempt.owner))
+            delivery.outputs.append(output)
+            if output.new_token_ids and not attempt.first_token:
+                attempt.first_token = True
+                delivery.timings.append(self._timing(output.request_id, attempt))
+            if output.finish_reason is not None:
+                del self._attempts[output.request_id]
+                self.log.append((time.monotonic(), output.request_id, "finished"))
+        self._sinks.deliver(list(by_owner.values()), self.load())
+
+    def _timing(self, name: str, attempt: _Attempt) -> frames.Timing:
+        now_s = time.monotonic()
+        scheduled_s = self.engine.first_scheduled_s(name) or now_s
+        publish_s = self.engine.publish_wait_s()
+        return frames.Timing(
+            name,
+            queue_s=scheduled_s - attempt.received_s,
+            compute_s=now_s - scheduled_s - publish_s,
+            publish_s=publish_s,
+        )
+
+    def load(self) -> frames.Load:
+        """The worker's load now. Engine thread only."""
+        counts = self.engine.counts()
+        kv = self.engine.kv_stats()
+        return frames.Load(
+            running=counts.running,
+            waiting=counts.waiting,
+            queued_tokens=counts.queued_tokens,
+            free_blocks=counts.free_blocks,
+            total_blocks=counts.total_blocks,
+            steps=counts.steps,
+            step_ms=self._step_ms,
+            batch=self._batch,
+            generated_tokens_total=counts.generated_tokens_total,
+            computed_tokens_total=counts.computed_tokens_total,
+            preemptions_total=counts.preemptions,
+            blocks_published_total=kv.blocks_published_total if kv else 0,
+            blocks_loaded_total=kv.blocks_loaded_total if kv else 0,
+            load_failures_total=kv.load_failures_total if kv else 0,
+            degraded="node agent does not answer" if kv and kv.degraded else "",
+        )
+
+    # ---- the engine's own prefix cache ------------------------------------------------------
+
+    def _send_cache_events(self) -> None:
+        changed = self.engine.take_cache_events()
+        if not changed:
+            return
+        self._event_sequence += 1
+        batch = events.EventBatch(
+            source=events.engine_source(self._settings.owner),
+            incarnation=self.incarnation,
+            sequence=self._event_sequence,
+            model=self._settings.served_model,
+            events=tuple(changed),
+        )
+        self._sinks.send(None, frames.CacheEvents(events.encode(batch)))
+
+    def _send_snapshot(self, owner: str) -> None:
+        self._send_cache_events()
+        snapshot = events.Snapshot(
+            source=events.engine_source(self._settings.owner),
+            incarnation=self.incarnation,
+            sequence=self._event_sequence,
+            model=self._settings.served_model,
+            hashes=tuple(self.engine.cache_snapshot()),
+        )
+        self._sinks.send(owner, frames.CacheEvents(events.encode(snapshot)))
+
+
+def encode(outputs: Sequence[object]) -> bytes:
+    """A step's outputs for a link; any thread."""
+    return encode_outputs(cast("Sequence[EngineCoreOutput]", outputs))

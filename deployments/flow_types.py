@@ -1,0 +1,200 @@
+"""Events, effects and states of the request flow: plain values, no I/O.
+
+Used by request_flow (the state machine), core_client (which carries effects out) and the
+simulation. Times are seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+
+class Finish(IntEnum):
+    """vLLM's FinishReason by value (vllm/v1/engine/__init__.py, 0.32)."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+
+class Role(StrEnum):
+    """What a worker was deployed for, and what an attempt does there."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Stage(StrEnum):
+    """Where a request is now, as seen by the ingress."""
+
+    PARKED = "parked"  # no worker can take it; waits for one, for a bounded time
+    PREFILL = "prefill"  # a prefill worker computes the prompt and the first token
+    HANDOVER = "handover"  # submitted to a decode worker, no output from it yet
+    DECODE = "decode"  # tokens come
+
+
+class Outcome(StrEnum):
+    """How a request ended; each ends exactly once (I4)."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class StepOutput(Protocol):
+    """The part of vLLM's EngineCoreOutput that the flow looks at."""
+
+    request_id: str
+    new_token_ids: list[int]
+
+    @property
+    def finish_reason(self) -> int | None:
+        """Why the attempt ended, or None while it goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """A request as it enters the flow.
+
+    Attributes:
+        request_id: vLLM's internal id, unique for ever.
+        trace_id: the HTTP request it belongs to (n > 1 gives several to one trace).
+        block_hashes: chained hashes of the prompt's full blocks, 32 bytes each.
+        max_tokens, min_tokens: of the whole answer.
+        context_tokens_max: prompt plus output may not exceed it.
+        received_s, tokenised_s: when HTTP received it, when its tokens were known.
+        payload: opaque to the flow (an EngineCoreRequest); handed back in SubmitAttempt.
+
+    """
+
+    request_id: str
+    trace_id: str
+    model: str
+    prompt_tokens: int
+    block_hashes: tuple[bytes, ...]
+    max_tokens: int
+    min_tokens: int
+    context_tokens_max: int
+    received_s: float
+    tokenised_s: float
+    payload: object
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTiming:
+    """Durations on the worker's clock, sent with an attempt's first output.
+
+    Attributes:
+        queue_s: received to first scheduled (a load of cached blocks included).
+        compute_s: first scheduled to first token, publishing excluded.
+        publish_s: time the step waited for its blocks to be acknowledged by the agent.
+
+    """
+
+    attempt: str
+    queue_s: float
+    compute_s: float
+    publish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvReport:
+    """What an attempt did with KV blocks, from its worker at the attempt's end."""
+
+    loaded_blocks: int = 0
+    loaded_tokens: int = 0
+    published_blocks: int = 0
+    failed_blocks: int = 0
+    computed_tokens: int = 0
+    load_s: float = 0.0
+    publish_s: float = 0.0
+    lookup_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitAttempt:
+    """Effect: give the request to a worker.
+
+    Attributes:
+        resume_tokens: tokens the client has already, as output tokens of this attempt.
+        handoff: key of the lease under which prefill leaves the blocks for decode.
+
+    """
+
+    worker: str
+    attempt: str
+    request_id: str
+    role: Role
+    resume_tokens: tuple[int, ...]
+    handoff: str | None
+    payload: object
+
+
+@dataclass(frozen=True, slots=True)
+class AbortAttempt:
+    """Effect: the worker must stop this attempt; its late outputs are dropped."""
+
+    worker: str
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndHandoff:
+    """Effect: nobody will load these blocks; the hand-off lease ends now, not by deadline."""
+
+    worker: str
+    handoff: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Effect: pass an output on to the front end; ``finish`` False clears its finish reason."""
+
+    request_id: str
+    output: StepOutput
+    finish: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Effect: end the request with an error that the client sees."""
+
+    request_id: str
+    status: int
+    code: str
+    message: str
+    retry_after_s: float | None = None
+
+
+Effect = SubmitAttempt | AbortAttempt | EndHandoff | Emit | Fail
+
+
+@dataclass(frozen=True, slots=True)
+class FlowLimits:
+    """Bounds of the flow.
+
+    Attributes:
+        parked_max: requests that may wait for a worker to appear; beyond it, 503.
+        park_timeout_s: how long one may wait.
+        worker_deaths_max: a request that has met this many worker deaths is refused as poison.
+        attempts_max: attempts per request; beyond it the request fails.
+
+    """
+
+    parked_max: int = 256
+    park_timeout_s: float = 60.0
+    worker_deaths_max: int = 2
+    attempts_max: int = 8
+
+
+def tokens_left(intake: Intake, tokens: Sequence[int]) -> int:
+    """Tokens that may still be generated, from max_tokens and the context limit."""
+    by_context = intake.context_tokens_max - intake.prompt_tokens
+    return min(intake.max_tokens, by_context) - len(tokens)

@@ -1,0 +1,225 @@
+"""The ingress replica: vLLM's HTTP application, our edge in front, our engine client behind.
+
+A Serve deployment; several may run, each with its own router and read replica. Called by Serve.
+Adds `/ready`, `/headwater/status`, `/headwater/ledger` and `/headwater/requests/...`; all other
+routes are vLLM's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import ray
+from fastapi.responses import JSONResponse
+from ray.serve.handle import DeploymentHandle
+
+from deployments.client_settings import ClientSettings
+from deployments.engine.settings import FrontEndSettings
+from deployments.flow_types import Outcome, Role
+from deployments.http_edge import HttpEdge, Refusal
+from deployments.membership import MEMBERS
+from deployments.node_agent import RAY_NAMESPACE, agent_name
+from deployments.request_record import RecordStore
+from deployments.request_story import as_json, story
+from deployments.secret import read_secret
+from router.admission import Admission, Admitted
+from router.route import Router
+from router.settings import AdmissionSettings, RouterSettings
+
+log = logging.getLogger("headwater.ingress")
+
+_REFUSALS = {
+    "queue_full": "All workers are busy and the queue is full.",
+    "no_workers": "No worker is there to take requests yet.",
+    "deadline": "The request would have to wait longer than it allows.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSettings:
+    """What an ingress replica is made from; travels through Ray as plain values."""
+
+    front_end: FrontEndSettings
+    client: ClientSettings
+    secret_file: str
+    router: RouterSettings
+    admission: AdmissionSettings
+    body_bytes_max: int = 32 << 20
+    records_max: int = 1024
+
+
+class Ingress:
+    """The replica. Serve asks it for its ASGI application once."""
+
+    async def __init__(
+        self, settings: IngressSettings, prefill: DeploymentHandle, decode: DeploymentHandle
+    ) -> None:
+        self._settings = settings
+        for handle in (prefill, decode):
+            handle.options(stream=True)  # starts its MembershipRouter in this process
+        self._records = RecordStore(settings.records_max)
+        self._router = Router(settings.router)
+        self._admission = Admission(settings.admission)
+        # vLLM takes seconds to import: here, in the replica, never where the class is only named.
+        from deployments.engine_client import EngineClient  # noqa: PLC0415
+
+        self._client = EngineClient(
+            settings.client, self._router, self._records, read_secret(settings.secret_file)
+        )
+
+    async def __serve_build_asgi_app__(self) -> HttpEdge:
+        """Late-bound application (Ray Serve calls this on the replica's loop)."""
+        from deployments.engine.front_end import build_front_end  # noqa: PLC0415
+
+        app, llm = await build_front_end(self._settings.front_end, self._client)
+        await self._client.start(llm)
+        app.add_api_route("/ready", self._ready)
+        app.add_api_route("/headwater/status", self._status)
+        app.add_api_route("/headwater/ledger", self._ledger)
+        app.add_api_route("/headwater/events", self._events)
+        app.add_api_route("/headwater/requests", self._latest)
+        app.add_api_route("/headwater/requests/{trace_id}", self._explain)
+        # Round the application, not in it: vLLM's has begun, and takes no more middleware.
+        return HttpEdge(app, self, body_bytes_max=self._settings.body_bytes_max)
+
+    # ---- http_edge.EdgeEvents ---------------------------------------------------------------
+
+    def admit(self, trace_id: str, body_bytes: int) -> Refusal | None:  # noqa: ARG002
+        """Bound the requests in flight by the workers' slots and the queue."""
+        model = self._settings.client.model
+        self._admission.set_slots(model, self._router.slots(model))
+        verdict = self._admission.offer(trace_id, model, time.monotonic())
+        if isinstance(verdict, Admitted):
+            return None
+        return Refusal(verdict.retry_after_s, _REFUSALS[verdict.reason])
+
+    def release(self, trace_id: str) -> None:
+        """The HTTP exchange is over, however it ended."""
+        records = self._records.get(trace_id)
+        completed = any(record.outcome is Outcome.FINISHED for record in records)
+        self._admission.release(
+            trace_id, self._settings.client.model, time.monotonic(), completed=completed
+        )
+
+    def first_byte(self, trace_id: str) -> bool:
+        """Note the delivery of the first token for each engine request of this trace."""
+        noted = False
+        for record in self._records.get(trace_id):
+            if record.first_token_s is not None and record.delivered_s is None:
+                record.delivered_s = time.monotonic()
+            noted = noted or record.delivered_s is not None
+        return noted
+
+    # ---- routes of ours ---------------------------------------------------------------------
+
+    async def _ready(self) -> JSONResponse:
+        """200 when a prefill and a decode worker can take a request, 503 with the reason else."""
+        roles = {link.welcome.role for link in self._client.links.values()}
+        missing = [role.value for role in Role if role.value not in roles]
+        status = 503 if missing else 200
+        return JSONResponse({"ready": not missing, "missing": missing}, status_code=status)
+
+    async def _status(self) -> JSONResponse:
+        """What `headwater status` shows."""
+        client, flow = self._client, self._client.flow
+        workers = [self._worker_status(worker) for worker in sorted(MEMBERS.present())]
+        now_s, heard_s = time.monotonic(), client.directory_heard_s
+        age_s = None if heard_s is None else now_s - heard_s
+        body: dict[str, Any] = {
+            "ingress": client.ingress_id,
+            "model": self._settings.client.model,
+            "workers": workers,
+            "requests": {
+                "in_flight": {stage.value: n for stage, n in flow.in_flight().items()},
+                "outcomes": {outcome.value: n for outcome, n in flow.outcomes.items()},
+                "handovers_total": flow.handovers_total,
+                "resumes_total": flow.resumes_total,
+                "late_outputs_total": flow.late_outputs_total,
+                "role_fallbacks_total": flow.role_fallbacks_total,
+            },
+            "directory": {"heard_age_s": age_s, "sources": self._sources()},
+            "router": {"load": [asdict(load) for load in self._router.load_snapshot(now_s)]},
+            "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
+            "degraded": self._degraded(),
+        }
+        return JSONResponse(body)
+
+    def _sources(self) -> list[dict[str, Any]]:
+        """What this ingress believes each slab and engine to hold, and how sure it is."""
+        return [
+            {
+                "source": view.source,
+                "model": view.model,
+                "blocks": view.blocks,
+                "sequence": view.sequence,
+                "freshness": view.freshness.value,
+            }
+            for view in self._router.index.streams()
+        ]
+
+    def _worker_status(self, worker: str) -> dict[str, Any]:
+        member = MEMBERS.present()[worker]
+        link = self._client.links.get(worker)
+        status: dict[str, Any] = {
+            "id": worker,
+            "role": member.role,
+            "model": member.model,
+            "pid": member.pid,
+            "node": member.node,
+            "state": "ready" if link else self._client.refused.get(worker, "connecting"),
+        }
+        if link is not None:
+            load = link.load
+            status |= {name: getattr(load, name) for name in load.__struct_fields__}
+        return status
+
+    def _degraded(self) -> list[str]:
+        """Everything that works less well than it should, in words."""
+        client = self._client
+        found = [f"{worker} refused: {why}" for worker, why in client.refused.items()]
+        if client.directory_heard_s is None:
+            found.append("directory does not answer: routing by load")
+        found += [
+            f"{worker}: {link.load.degraded}"
+            for worker, link in client.links.items()
+            if link.load.degraded
+        ]
+        return found
+
+    async def _ledger(self) -> JSONResponse:
+        """Slots and leases of every node's slab, with owners and ages."""
+        nodes = sorted({member.node for member in MEMBERS.present().values()})
+        app, model = self._settings.client.directory.app, self._settings.client.model
+        ledgers: list[dict[str, Any]] = []
+        for node in nodes:
+            try:
+                agent = ray.get_actor(agent_name(app, node), namespace=RAY_NAMESPACE)
+                ledgers.append(await agent.ledger.remote(model))
+            except (ray.exceptions.RayError, ValueError) as lost:
+                ledgers.append({"node": node, "error": str(lost)})
+        return JSONResponse({"nodes": ledgers})
+
+    async def _events(self) -> JSONResponse:
+        """The ingress's event log, oldest first: (seconds on its clock, subject, what)."""
+        return JSONResponse({"events": list(self._client.events)})
+
+    async def _latest(self, count: int = 20) -> JSONResponse:
+        """The newest request names."""
+        return JSONResponse({"requests": list(self._records.latest(count))})
+
+    async def _explain(self, trace_id: str) -> JSONResponse:
+        """One request's record, as data and as a story."""
+        records = self._records.get(trace_id)
+        if not records:
+            message = f"No record of request {trace_id!r}: unknown, or forgotten since."
+            return JSONResponse({"error": {"message": message}}, status_code=404)
+        body = {"records": [as_json(r) for r in records], "story": story(records)}
+        return JSONResponse(body)
+
+    async def __del__(self) -> None:
+        """End links when Serve ends this replica."""
+        if hasattr(self, "_client"):
+            self._client.close()

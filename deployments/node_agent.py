@@ -1,0 +1,155 @@
+"""The node agent as a Ray actor: one a node, detached, around kvcache's AgentServer.
+
+Owns the node's slabs (in AgentServer), ships block events to the directory actor, and hands out
+CPU cores to the engines of its node. Called by workers (ensure_agent), the status endpoint and
+tests. On Kubernetes a Ray node is a pod. DESIGN D5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
+from kvcache.agent import AgentServer
+from kvcache.events import encode
+
+log = logging.getLogger("headwater.agent")
+
+SHIP_INTERVAL_S = 0.02
+SHIP_TIMEOUT_S = 5.0
+EXIT_AGENT_FAILED = 71
+UNIX_PATH_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """One node's agent.
+
+    Attributes:
+        app: name of the Serve application; two applications have agents of their own.
+        slab_bytes: shared memory per model on this node; more keeps more prefixes.
+        socket_dir: folder for the agent's Unix socket; empty: one below the temp folder.
+        orphan_ttl_s: how long a dead worker's hand-offs may still be taken over.
+
+    """
+
+    app: str
+    slab_bytes: int
+    socket_dir: str = ""
+    orphan_ttl_s: float = 2.0
+    directory: DirectorySettings = DirectorySettings()
+
+
+def socket_path(settings: AgentSettings, node: str) -> str:
+    """Where the agent of ``node`` listens; stable over the agent's restarts, short enough."""
+    root = Path(settings.socket_dir or tempfile.gettempdir()) / f"headwater-{os.getuid()}"
+    name = hashlib.blake2b(f"{settings.app}:{node}".encode(), digest_size=6).hexdigest()
+    path = str(root / f"agent-{name}.sock")
+    if len(path) > UNIX_PATH_MAX:
+        msg = f"agent socket path {path} is too long for a Unix socket; set a shorter state.dir"
+        raise ValueError(msg)
+    return path
+
+
+class NodeAgent:
+    """The actor's body. Public methods are called remotely; each answers quickly."""
+
+    def __init__(self, settings: AgentSettings, node: str) -> None:
+        self._settings = settings
+        self._node = node
+        self._cores: dict[int, tuple[str, int]] = {}
+        path = socket_path(settings, node)
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._server = AgentServer(
+            path, settings.slab_bytes, node=node, orphan_ttl_s=settings.orphan_ttl_s
+        )
+        self._path = path
+        self._stop = threading.Event()
+        self._shipper = threading.Thread(target=self._ship, name="events", daemon=True)
+        self._shipper.start()
+
+    def address(self) -> str:
+        """Path of the Unix socket."""
+        return self._path
+
+    def pid(self) -> int:
+        """The actor's process, for tests that end it."""
+        return os.getpid()
+
+    def claim_cores(self, owner: str, pid: int, count: int) -> list[int]:
+        """Give ``count`` cores of this node to a process; [] when not enough are free.
+
+        Claims of processes that have ended are dropped first.
+        """
+        self._cores = {c: (o, p) for c, (o, p) in self._cores.items() if _alive(p)}
+        free = [c for c in sorted(os.sched_getaffinity(0)) if c not in self._cores]
+        if len(free) < count:
+            return []
+        for core in free[:count]:
+            self._cores[core] = (owner, pid)
+        return free[:count]
+
+    def ledger(self, model: str) -> dict[str, Any]:
+        """Slots and leases, from the books and from an independent scan of the slot table."""
+        ledger, scan = self._server.ledger(model), self._server.scan(model)
+        return {"node": self._node, "books": asdict(ledger), "scan": asdict(scan)}
+
+    def models(self) -> list[str]:
+        """Models that have a slab here."""
+        return list(self._server.models())
+
+    def _ship(self) -> None:
+        """Send event batches to the directory, and snapshots where it asks for one."""
+        directory: Any = None
+        while not self._stop.wait(SHIP_INTERVAL_S):
+            if not self._server.alive:
+                log.critical("the agent's loop has ended: %r", self._server.failure)
+                os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
+            batches = [encode(batch) for batch in self._server.drain_events()]
+            try:
+                if directory is None:
+                    directory = ensure_directory(self._settings.directory)
+                    batches += [self._snapshot(model) for model in self._server.models()]
+                while batches:
+                    need = ray.get(directory.apply.remote(batches), timeout=SHIP_TIMEOUT_S)
+                    batches = [self._snapshot(model) for model in need]
+            except (ray.exceptions.RayError, TimeoutError) as lost:
+                log.warning("directory does not answer (%s); events will be resent", lost)
+                directory = None  # found again on the next turn, and sent snapshots
+
+    def _snapshot(self, model: str) -> bytes:
+        return encode(self._server.snapshot_events(model))
+
+
+def _alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def ensure_agent(settings: AgentSettings, node: str) -> Any:  # noqa: ANN401 - actor handle
+    """The agent of ``node``, started there when there is none."""
+    actor = ray.remote(NodeAgent).options(
+        name=agent_name(settings.app, node),
+        namespace=RAY_NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=-1,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    return actor.remote(settings, node)
+
+
+def agent_name(app: str, node: str) -> str:
+    """Name of a node's agent among Ray's named actors."""
+    return f"agent:{app}:{node}"

@@ -1,0 +1,381 @@
+"""The one main path: what happens to a request from its tokens to its last output.
+
+Read top to bottom: ``submit`` plans and sends the prompt to a prefill worker; ``outputs`` passes
+the first token on to the client at once and hands over to a decode worker, which takes that token
+as an output it has already made; later outputs stream through; ``worker_lost`` takes the same way
+again with more tokens. A hand-off is a resume with one token.
+
+A state machine without I/O or clock: events are method calls with ``now_s``, the answer is a list
+of effects (flow_types). Called by core_client in production and by the simulation. It must not
+know sockets, Ray or vLLM. Source: package DESIGN.md, D8 and D9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from deployments.flow_types import (
+    AbortAttempt,
+    AttemptTiming,
+    Effect,
+    Emit,
+    EndHandoff,
+    Fail,
+    Finish,
+    FlowLimits,
+    Intake,
+    KvReport,
+    Outcome,
+    Role,
+    Stage,
+    StepOutput,
+    SubmitAttempt,
+    tokens_left,
+)
+from deployments.request_record import AttemptRecord, RecordStore, RequestRecord
+from router.decision import Decision, RouteRequest
+from router.errors import NoWorker
+from router.route import Router
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request in flight. ``tokens`` are those the client has (or will get) in order."""
+
+    intake: Intake
+    record: RequestRecord
+    stage: Stage = Stage.PARKED
+    tokens: list[int] = field(default_factory=list)
+    decode_worker: str | None = None  # the decision's choice, used at hand-over
+    compute_tokens: int = 0  # what the next attempt is predicted to compute
+    attempt: AttemptRecord | None = None
+    handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
+    excluded: frozenset[str] = frozenset()
+    worker_deaths: int = 0
+    parked_until_s: float = 0.0
+
+
+class RequestFlow:
+    """All requests of one ingress. Not thread-safe: one event loop owns it."""
+
+    def __init__(self, router: Router, limits: FlowLimits, records: RecordStore) -> None:
+        self._router = router
+        self._limits = limits
+        self._records = records
+        self._requests: dict[str, _Request] = {}
+        self._by_attempt: dict[str, _Request] = {}
+        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.resumes_total = 0
+        self.handovers_total = 0
+        self.late_outputs_total = 0
+        self.role_fallbacks_total = 0
+
+    # ---- 1. a request comes in -------------------------------------------------------------
+
+    def submit(self, intake: Intake, now_s: float) -> list[Effect]:
+        """Take a new request. Its id must be new; mutates the flow and the router's load."""
+        assert intake.request_id not in self._requests, "request ids are never reused"
+        record = RequestRecord(
+            request_id=intake.request_id,
+            trace_id=intake.trace_id,
+            model=intake.model,
+            prompt_tokens=intake.prompt_tokens,
+            received_s=intake.received_s,
+            tokenised_s=intake.tokenised_s,
+        )
+        self._records.add(record)
+        request = _Request(intake=intake, record=record)
+        self._requests[intake.request_id] = request
+        return self._start(request, "new", now_s)
+
+    # ---- 2. plan, and send it to a worker ---------------------------------------------------
+
+    def _start(self, request: _Request, why: str, now_s: float) -> list[Effect]:
+        """Plan from what is known now and start an attempt; park when no worker is there."""
+        if len(request.record.attempts) >= self._limits.attempts_max:
+            return self._fail(request, 503, "attempts_exhausted", now_s)
+        try:
+            decision = self._plan(request, now_s)
+        except NoWorker as missing:
+            return self._park(request, str(missing), now_s)
+        request.record.decisions.append(decision)
+        request.decode_worker = decision.decode
+        request.compute_tokens = decision.compute_tokens
+        if decision.prefill is not None:
+            return [self._attempt(request, decision.prefill, Role.PREFILL, why, now_s)]
+        return [self._attempt(request, decision.decode, Role.DECODE, why, now_s)]
+
+    def _plan(self, request: _Request, now_s: float) -> Decision:
+        """Ask the router; a worker of the other role serves where its own role has none left."""
+        intake = request.intake
+        ask = RouteRequest(
+            request_id=intake.request_id,
+            model=intake.model,
+            prompt_tokens=intake.prompt_tokens,
+            block_hashes=intake.block_hashes,
+            max_tokens=intake.max_tokens,
+            priority=intake.priority,
+            resume_tokens=len(request.tokens),
+            excluded=request.excluded,
+            needs_prefill_worker=False if request.tokens else None,
+        )
+        try:
+            return self._router.route(ask, now_s)
+        except NoWorker:
+            decision = self._router.route(replace(ask, any_role=True), now_s)
+            self.role_fallbacks_total += 1
+            return decision
+
+    def _attempt(
+        self, request: _Request, worker: str, role: Role, why: str, now_s: float
+    ) -> SubmitAttempt:
+        """Begin a stay at ``worker`` under a fresh attempt id."""
+        intake = request.intake
+        number = len(request.record.attempts) + 1
+        name = f"{intake.request_id}~{number}"
+        attempt = AttemptRecord(
+            attempt=name,
+            worker=worker,
+            role=role,
+            why=why,
+            submitted_s=now_s,
+            resumed_tokens=len(request.tokens),
+        )
+        request.record.attempts.append(attempt)
+        request.attempt = attempt
+        self._by_attempt[name] = request
+        handoff: str | None = None
+        if role is Role.PREFILL:
+            request.stage = Stage.PREFILL
+            if tokens_left(intake, request.tokens) > 1:
+                handoff = name
+                request.handoff = (worker, name)
+        else:
+            request.stage = Stage.HANDOVER
+            if request.handoff is not None:
+                handoff = request.handoff[1]
+        self._router.submitted(name, worker, request.compute_tokens, now_s)
+        return SubmitAttempt(
+            worker=worker,
+            attempt=name,
+            request_id=intake.request_id,
+            role=role,
+            resume_tokens=tuple(request.tokens),
+            handoff=handoff,
+            payload=intake.payload,
+        )
+
+    # ---- 3. outputs come back ---------------------------------------------------------------
+
+    def outputs(
+        self,
+        worker: str,
+        outputs: Sequence[StepOutput],
+        timings: Sequence[AttemptTiming],
+        reports: dict[str, KvReport],
+        now_s: float,
+    ) -> list[Effect]:
+        """One engine step's outputs from ``worker``, those of finished attempts included."""
+        for timing in timings:
+            request = self._by_attempt.get(timing.attempt)
+            if request is not None and request.attempt is not None:
+                request.attempt.timing = timing
+        effects: list[Effect] = []
+        for output in outputs:
+            request = self._by_attempt.get(output.request_id)
+            if request is None:
+                self.late_outputs_total += 1  # an attempt that was given up: drop (D9)
+                continue
+            assert request.attempt is not None and request.attempt.worker == worker
+            request.attempt.kv = reports.get(output.request_id, request.attempt.kv)
+            effects += self._output(request, output, now_s)
+        return effects
+
+    def _output(self, request: _Request, output: StepOutput, now_s: float) -> list[Effect]:
+        attempt = request.attempt
+        assert attempt is not None
+        new = output.new_token_ids
+        request.tokens += new
+        request.record.output_tokens = len(request.tokens)
+        attempt.tokens += len(new)
+        if new and attempt.first_output_s is None:
+            attempt.first_output_s = now_s
+            self._router.first_token(attempt.attempt)
+        if new and request.record.first_token_s is None:
+            request.record.first_token_s = now_s
+        if attempt.role is Role.DECODE and new:
+            request.stage = Stage.DECODE
+            request.handoff = None  # the decode worker's own lease has taken its place
+        if output.finish_reason is None:
+            return [Emit(request.intake.request_id, output, finish=False)]
+        return self._attempt_finished(request, output, now_s)
+
+    def _attempt_finished(
+        self, request: _Request, output: StepOutput, now_s: float
+    ) -> list[Effect]:
+        """Prefill's own 'length' is ours, not the client's; every other finish is final."""
+        attempt = request.attempt
+        assert attempt is not None
+        goes_on = (
+            attempt.role is Role.PREFILL
+            and output.finish_reason == Finish.LENGTH
+            and tokens_left(request.intake, request.tokens) > 0
+        )
+        self._end_attempt(request, "handed over" if goes_on else "finished", now_s)
+        if not goes_on:
+            effects = self._finish(request, Outcome.FINISHED, "", now_s)
+            return [*effects, Emit(request.intake.request_id, output, finish=True)]
+        return [
+            Emit(request.intake.request_id, output, finish=False),
+            *self._hand_over(request, now_s),
+        ]
+
+    # ---- 4. hand over to the decode worker --------------------------------------------------
+
+    def _hand_over(self, request: _Request, now_s: float) -> list[Effect]:
+        """Resume with the tokens so far at the planned decode worker, or plan again."""
+        self.handovers_total += 1
+        planned = request.decode_worker
+        if planned is not None and self._router.is_ready(planned):
+            request.compute_tokens = 1  # the prompt's blocks are in the slab
+            return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
+        return self._start(request, "hand-over, planned worker gone", now_s)
+
+    # ---- 5. on death: plan again with the tokens so far -------------------------------------
+
+    def worker_lost(self, worker: str, reason: str, now_s: float) -> list[Effect]:
+        """The link to ``worker`` ended: its attempts are fenced and go on elsewhere."""
+        self._router.remove_worker(worker)
+        hit = [r for r in self._requests.values() if r.attempt and r.attempt.worker == worker]
+        effects: list[Effect] = []
+        for request in hit:
+            self._end_attempt(request, f"lost: {reason}", now_s)
+            request.worker_deaths += 1
+            if request.worker_deaths >= self._limits.worker_deaths_max:
+                effects += self._fail(request, 422, "poison_request", now_s)
+                continue
+            request.excluded |= {worker}
+            self.resumes_total += 1
+            effects += self._start(request, f"{worker} lost", now_s)
+        return effects
+
+    def rejected(
+        self, attempt_id: str, message: str, client_fault: bool, now_s: float
+    ) -> list[Effect]:
+        """The worker would not take the attempt (invalid for its engine, or its queue is full)."""
+        request = self._by_attempt.get(attempt_id)
+        if request is None or request.attempt is None:
+            return []
+        worker = request.attempt.worker
+        self._end_attempt(request, f"rejected: {message}", now_s)
+        if client_fault:
+            return self._fail(request, 400, "rejected_by_engine", now_s, message)
+        request.excluded |= {worker}
+        return self._start(request, f"{worker} refused", now_s)
+
+    # ---- 6. waiting for a worker ------------------------------------------------------------
+
+    def _park(self, request: _Request, reason: str, now_s: float) -> list[Effect]:
+        parked = sum(r.stage is Stage.PARKED for r in self._requests.values()) - 1
+        if parked >= self._limits.parked_max:
+            return self._fail(request, 503, "no_worker", now_s, reason)
+        request.stage = Stage.PARKED
+        if not request.parked_until_s:
+            request.parked_until_s = now_s + self._limits.park_timeout_s
+        request.record.detail = f"waiting: {reason}"
+        return []
+
+    def worker_ready(self, now_s: float) -> list[Effect]:
+        """A worker has joined (the router knows it already): parked requests try again."""
+        effects: list[Effect] = []
+        for request in [r for r in self._requests.values() if r.stage is Stage.PARKED]:
+            request.excluded = frozenset()
+            effects += self._start(request, "worker joined", now_s)
+        return effects
+
+    def tick(self, now_s: float) -> list[Effect]:
+        """Call about once a second: ends requests that waited too long for a worker."""
+        effects: list[Effect] = []
+        for request in list(self._requests.values()):
+            if request.stage is Stage.PARKED and now_s >= request.parked_until_s:
+                effects += self._fail(request, 503, "no_worker", now_s, request.record.detail)
+        return effects
+
+    # ---- 7. ends ----------------------------------------------------------------------------
+
+    def abort(self, request_ids: Iterable[str], now_s: float, *, cancelled: bool) -> list[Effect]:
+        """Nothing more is wanted: the client has gone, or (not cancelled) a stop string came."""
+        outcome = Outcome.CANCELLED if cancelled else Outcome.FINISHED
+        effects: list[Effect] = []
+        for request_id in request_ids:
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            attempt = request.attempt
+            if attempt is not None:
+                effects.append(AbortAttempt(attempt.worker, attempt.attempt))
+                self._end_attempt(request, "aborted", now_s)
+            detail = f"ended by the front end while {request.stage}"
+            effects += self._finish(request, outcome, detail, now_s)
+        return effects
+
+    def _fail(
+        self, request: _Request, status: int, code: str, now_s: float, detail: str = ""
+    ) -> list[Effect]:
+        what = {
+            "no_worker": "No worker could take this request in time; try again.",
+            "poison_request": (
+                f"This request met the death of {request.worker_deaths} workers "
+                "and is not tried again."
+            ),
+            "attempts_exhausted": "This request was tried too often; try again later.",
+            "rejected_by_engine": "The engine does not accept this request.",
+        }[code]
+        message = f"{what} ({detail})" if detail else what
+        outcome = Outcome.FAILED if request.record.attempts else Outcome.REFUSED
+        effects = self._finish(request, outcome, f"{code}: {message}", now_s)
+        return [*effects, Fail(request.intake.request_id, status, code, message)]
+
+    def _end_attempt(self, request: _Request, outcome: str, now_s: float) -> None:
+        attempt = request.attempt
+        assert attempt is not None
+        attempt.outcome = outcome
+        attempt.ended_s = now_s
+        del self._by_attempt[attempt.attempt]
+        request.attempt = None
+        self._router.ended(attempt.attempt)
+
+    def _finish(
+        self, request: _Request, outcome: Outcome, detail: str, now_s: float
+    ) -> list[Effect]:
+        """The request's one end (I4); a hand-off lease that nobody took over ends with it."""
+        assert request.attempt is None
+        record = request.record
+        record.outcome, record.detail, record.ended_s = outcome, detail, now_s
+        self.outcomes[outcome] += 1
+        del self._requests[request.intake.request_id]
+        return [EndHandoff(*request.handoff)] if request.handoff is not None else []
+
+    # ---- what others may ask ----------------------------------------------------------------
+
+    def in_flight(self) -> dict[Stage, int]:
+        """Requests by stage."""
+        counts = dict.fromkeys(Stage, 0)
+        for request in self._requests.values():
+            counts[request.stage] += 1
+        return counts
+
+    def stage_of(self, request_id: str) -> Stage | None:
+        """Where a request is now; None when it has ended."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.stage
+
+    def validate(self) -> None:
+        """Assert the machine's own consistency; called in tests' teardown."""
+        for name, request in self._by_attempt.items():
+            assert request.attempt is not None and request.attempt.attempt == name
+            assert self._requests[request.intake.request_id] is request
+        for request in self._requests.values():
+            assert (request.attempt is None) == (request.stage is Stage.PARKED)
+            assert request.record.outcome is None

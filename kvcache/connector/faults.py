@@ -1,0 +1,50 @@
+"""Faults that tests put into one connector: block loads that fail, loads that are held.
+
+Called by loader.py; set by extra_config["inject"] or by a test in the same process through
+`HeadwaterConnector.session.faults`. Never set in production, where it costs one comparison a block.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kvcache.errors import StoreUnavailable
+
+
+class LoadFaults:
+    """Mutable, thread-safe enough: tests set it between steps, the load thread reads it."""
+
+    def __init__(self, fail_blocks: tuple[int, ...] = (), *, hold_loads: bool = False) -> None:
+        """fail_blocks: numbers of block reads that fail, counted from 0 over the engine's life."""
+        self.fail_blocks = set(fail_blocks)
+        self.blocks_read = 0
+        self.held = threading.Event()
+        self._go = threading.Event()
+        if not hold_loads:
+            self._go.set()
+
+    def hold(self) -> None:
+        """Stop each load before its first block until `let_go`."""
+        self.held.clear()
+        self._go.clear()
+
+    def let_go(self) -> None:
+        """End a hold."""
+        self._go.set()
+
+    def fail_next(self, blocks: int = 1, skip: int = 0) -> None:
+        """Fail `blocks` block reads after the next `skip` ones."""
+        first = self.blocks_read + skip
+        self.fail_blocks.update(range(first, first + blocks))
+
+    def before_load(self) -> None:
+        """Blocks the load thread while loads are held."""
+        if not self._go.is_set():
+            self.held.set()
+            self._go.wait()
+
+    def before_block(self) -> None:
+        """Count one block read. Raises StoreUnavailable where a failure was asked for."""
+        number, self.blocks_read = self.blocks_read, self.blocks_read + 1
+        if number in self.fail_blocks:
+            raise StoreUnavailable("injected: this block read fails")

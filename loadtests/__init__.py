@@ -1,0 +1,1 @@
+"""Load generation, benchmarks and the simulator."""

@@ -1,0 +1,1 @@
+"""The router: where a request runs, and why. Pure; `router.route.Router` is its entrance."""

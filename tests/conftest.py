@@ -1,0 +1,32 @@
+"""Rules for every test: what CI may not skip, and hypothesis without a clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+
+import pytest
+from hypothesis import settings
+
+# The machine's load must not decide whether a property holds.
+settings.register_profile("headwater", deadline=None)
+settings.load_profile("headwater")
+
+MISSING = "missing: "
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI, a test skipped with a reason that begins "missing: " is a failure.
+
+    Such a reason names a program or package that the set-up should have installed.
+    """
+    report = yield
+    if report.skipped and os.environ.get("CI") and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if reason.startswith(MISSING):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} must not be skipped in CI: {reason}"
+    return report

@@ -1,0 +1,219 @@
+"""One real cluster for all e2e tests: `headwater serve` in float32, one prefill, one decode worker.
+
+The `ledger` fixture runs round every test: when the test is over, every book of the cluster must
+come back to its baseline and agree with independent truth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cluster.model_store import prepare_model
+
+from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CONTEXT
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "SmolLM2-135M-Instruct"
+START_TIMEOUT_S = 240.0
+LEDGER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster and what tests ask of it."""
+
+    endpoint: str
+    state_dir: Path
+    http: httpx.Client
+
+    def status(self) -> dict[str, Any]:
+        """`/headwater/status`."""
+        return dict(self.http.get("/headwater/status").json())
+
+    def ledger(self) -> list[dict[str, Any]]:
+        """`/headwater/ledger`, one entry a node."""
+        return list(self.http.get("/headwater/ledger").json()["nodes"])
+
+    def worker(self, role: str) -> dict[str, Any]:
+        """The one worker of a role."""
+        (found,) = [w for w in self.status()["workers"] if w["role"] == role]
+        return dict(found)
+
+    def record(self, trace_id: str) -> dict[str, Any]:
+        """The record of a request with one choice."""
+        (found,) = self.http.get(f"/headwater/requests/{trace_id}").json()["records"]
+        return dict(found)
+
+    def event_log(self) -> list[tuple[float, str, str]]:
+        """The ingress's event log."""
+        return [tuple(e) for e in self.http.get("/headwater/events").json()["events"]]
+
+    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a headwater command against this cluster."""
+        return subprocess.run(
+            [sys.executable, "-m", "cluster.cli", *words, "--state-dir", str(self.state_dir)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def is_ready(self) -> bool:
+        return self.http.get("/ready").status_code == 200
+
+
+@pytest.fixture(scope="session")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The prepared bundled model, in the cache that `serve` itself uses."""
+    from cluster.config import default_cache_dir
+
+    return Path(prepare_model(MODEL, None, default_cache_dir(), lambda _line: None).path)
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    model_path: Path, reference: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """`headwater serve`. Depends on `reference` so that never two heavy things run at once."""
+    with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
+    """Run `headwater serve` with a small configuration until the block ends."""
+    log = state_dir / "serve.log"
+    command = [
+        *(sys.executable, "-m", "cluster.cli", "serve"),
+        *("--port", "0", "--dashboard-port", "0", "--state-dir", str(state_dir)),
+        *("--max-model-len", str(CONTEXT), "--kv-mib", "192", "--slab-mib", "256"),
+        *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
+        *("--set", f"engine.block_size_tokens={BLOCK}"),
+        *flags,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        endpoint = wait_until(
+            lambda: _endpoint(process, state_dir, log), timeout_s=START_TIMEOUT_S, what="serve"
+        )
+        with httpx.Client(base_url=endpoint, timeout=180) as http:
+            yield Cluster(endpoint, state_dir, http)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(timeout=150)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+
+
+def _endpoint(process: subprocess.Popen[bytes], state_dir: Path, log: Path) -> str | None:
+    """The endpoint once the greeting has been answered."""
+    if process.poll() is not None:
+        pytest.fail(f"serve ended with {process.returncode}:\n{log.read_text()[-4000:]}")
+    if "Next:" not in log.read_text():
+        return None
+    return str(json.loads((state_dir / "running.json").read_text())["endpoint"])
+
+
+# ---- the ledger ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test: all books at baseline, and true."""
+    yield
+    if "cluster" not in request.fixturenames:
+        return
+    running: Cluster = request.getfixturevalue("cluster")
+    wait_until(running.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
+    faults = ["not looked yet"]
+
+    def clean() -> bool:
+        faults[:] = ledger_faults(running)
+        return not faults
+
+    wait_until(clean, timeout_s=LEDGER_TIMEOUT_S, what=lambda: f"clean ledger: {faults}")
+
+
+def ledger_faults(cluster: Cluster) -> list[str]:
+    """Everything that is not at its baseline, in words; empty when clean."""
+    status = cluster.status()
+    faults = [
+        f"ingress has {count} requests in stage {stage}"
+        for stage, count in status["requests"]["in_flight"].items()
+        if count
+    ]
+    if status["admission"]["in_flight"]:
+        faults.append(f"admission holds {status['admission']['in_flight']}")
+    for load in status["router"]["load"]:
+        if load["in_flight"] or load["queued_tokens"]:
+            faults.append(f"router load of {load['worker']} is {load}")
+    for worker in status["workers"]:
+        # Counted by vLLM's scheduler and block pool, not by us.
+        if worker["running"] or worker["waiting"]:
+            faults.append(f"engine of {worker['id']} runs {worker['running']}")
+        if worker["free_blocks"] != worker["total_blocks"]:
+            faults.append(f"engine of {worker['id']} has {worker['free_blocks']} free blocks")
+    for node in cluster.ledger():
+        books, scan = node["books"], node["scan"]
+        counts = ("free", "filling", "quarantined", "published", "leased_slots")
+        if any(books[name] != scan[name] for name in counts):
+            faults.append(f"books {books} differ from the slot table {scan}")
+        if books["leased_slots"] or books["filling"] or books["quarantined"] or books["leases"]:
+            faults.append(f"slab of {node['node']} holds {books}")
+    return faults
+
+
+# ---- the reference ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def reference(model_path: Path) -> dict[str, Any]:
+    """Answers of a plain vLLM server to the corpus, in float32, on one core, one thread."""
+    from tests.e2e.plain_vllm import answers_of_plain_vllm
+
+    return answers_of_plain_vllm(model_path, dtype="float32")
+
+
+class Together:
+    """Run callables in threads and give their results, or the first exception."""
+
+    def __init__(self, calls: list[Any]) -> None:
+        self._results: list[Any] = [None] * len(calls)
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(i, call)) for i, call in enumerate(calls)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, index: int, call: Any) -> None:
+        try:
+            self._results[index] = call()
+        except BaseException as error:  # noqa: BLE001
+            self._errors.append(error)
+
+    def results(self) -> list[Any]:
+        for thread in self._threads:
+            thread.join()
+        if self._errors:
+            raise self._errors[0]
+        return self._results

@@ -1,0 +1,77 @@
+"""A plain vLLM server, as its project ships it, beside which Headwater's answers are held."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CASES, CONTEXT
+from tests.waiting import wait_until
+
+MODEL = "SmolLM2-135M-Instruct"
+
+
+@contextmanager
+def plain_vllm(model_path: Path, *, dtype: str) -> Iterator[httpx.Client]:
+    """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--model", str(model_path), "--served-model-name", MODEL, "--dtype", dtype),
+        *("--max-model-len", str(CONTEXT), "--block-size", str(BLOCK)),
+        *("--max-num-batched-tokens", str(BATCHED_TOKENS), "--max-num-seqs", "16"),
+        *("--kv-cache-memory-bytes", str(192 << 20), "--enforce-eager", "--max-logprobs", "20"),
+        *("--structured-outputs-config", '{"backend": "xgrammar"}'),
+        "--disable-log-stats",
+    ]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=180) as http:
+            wait_until(lambda: _healthy(process, http), timeout_s=180, what="plain vLLM")
+            yield http
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _healthy(process: subprocess.Popen[bytes], http: httpx.Client) -> bool:
+    assert process.poll() is None, f"plain vLLM ended with {process.returncode}"
+    try:
+        return http.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def answers_of_plain_vllm(model_path: Path, *, dtype: str) -> dict[str, Any]:
+    """The plain server's answer to each case of the corpus, by name."""
+    with plain_vllm(model_path, dtype=dtype) as http:
+        return {case.name: answer(http, case.path, case.body) for case in CASES}
+
+
+def answer(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Status and JSON body of one request."""
+    reply = http.post(path, json={"model": MODEL, **body})
+    return {"status": reply.status_code, "body": reply.json(), "headers": dict(reply.headers)}

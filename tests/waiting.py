@@ -1,0 +1,23 @@
+"""Waiting for a condition with a deadline: the only place in the tests that sleeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+POLL_S = 0.02
+
+
+def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str | Callable[[], str]) -> T:
+    """Poll until the condition is true and return its value; AssertionError after the deadline."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            name = what if isinstance(what, str) else what()
+            raise AssertionError(f"waited {timeout_s} s for {name}")
+        time.sleep(POLL_S)
