@@ -170,9 +170,12 @@ def _read_node(gathered: _Gathered, path: Path, node: yaml.Node, prefix: str) ->
         elif key not in keys:
             gathered.fault(place, f"unknown key {key}{nearest(key)}")
         else:
-            # A scalar or a list of scalars: constructed without tags that could run code.
-            loader = yaml.SafeLoader("")
-            gathered.put(key, loader.construct_object(value_node, deep=True), place)
+            try:
+                value = yaml.SafeLoader("").construct_object(value_node, deep=True)
+            except yaml.YAMLError as error:
+                gathered.fault(place, f"{key}: {getattr(error, 'problem', error)}")
+            else:
+                gathered.put(key, value, place)
 
 
 def _read_environment(gathered: _Gathered, environ: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ import msgspec
 import ray
 
 from kvcache.directory import DirectoryCore
-from kvcache.directory_types import Cursor, Effect, Feed, NeedResync
+from kvcache.directory_types import Cursor, Feed
 from kvcache.events import EventBatch, Snapshot, decode
 
 RAY_NAMESPACE = "headwater"
@@ -35,21 +35,20 @@ class Directory:
         self._core = DirectoryCore(epoch=os.urandom(8).hex())
         self._news = asyncio.Condition()
 
-    async def apply(self, frames: list[bytes]) -> list[str]:
-        """Apply batches and snapshots of one agent, in order.
+    async def apply(self, source: str, frames: list[bytes]) -> list[str]:
+        """Apply batches and snapshots of one agent, in order; none at all is a question.
 
         Answers the models for which that agent must send a snapshot.
         """
-        effects: list[Effect] = []
         for frame in frames:
             message = decode(frame)
             if isinstance(message, EventBatch):
-                effects += self._core.apply(message)
+                self._core.apply(message)
             elif isinstance(message, Snapshot):
-                effects += self._core.apply_snapshot(message)
+                self._core.apply_snapshot(message)
         async with self._news:
             self._news.notify_all()
-        return sorted({effect.model for effect in effects if isinstance(effect, NeedResync)})
+        return sorted({need.model for need in self._core.unresolved() if need.source == source})
 
     async def follow(self, cursor: bytes | None, wait_s: float) -> bytes:
         """An encoded Feed of what changed since ``cursor``; waits up to ``wait_s`` for news."""

@@ -294,18 +294,18 @@ class EngineClient:
 
     async def _follow_directory(self) -> None:
         """Keep the router's read replica at the directory's heels; start over when it dies."""
-        cursor: bytes | None = None
+        index = self._router.index
         while True:
             try:
                 directory = ensure_directory(self._settings.directory)
                 while True:
+                    cursor = None if index.cursor is None else encode_cursor(index.cursor)
                     feed = decode_feed(await directory.follow.remote(cursor, DIRECTORY_WAIT_S))
                     self._router.apply_feed(feed)
-                    cursor = encode_cursor(feed.cursor)
                     self.directory_heard_s = time.monotonic()
             except ray.exceptions.RayError as lost:
                 log.warning("directory does not answer (%s); routing by load until it does", lost)
-                self._router.index.degrade_feed("directory lost")
+                index.degrade_feed("directory lost")
                 self.directory_heard_s = None
                 await asyncio.sleep(self._settings.reconnect_s)
 
@@ -313,6 +313,9 @@ class EngineClient:
         while True:
             await asyncio.sleep(TICK_S)
             self._carry_out(self.flow.tick(time.monotonic()))
+            for effect in self._router.index.unresolved():
+                if isinstance(effect, NeedResync):  # an answer may have been lost: ask again
+                    self._send(effect.source.removeprefix(events.ENGINE_PREFIX), frames.Resync())
 
     def close(self) -> None:
         """End all links and tasks."""

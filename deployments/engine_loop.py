@@ -191,7 +191,7 @@ class EngineLoop:
             self._attempts[message.attempt] = _Attempt(
                 owner, time.monotonic(), len(request.prompt_token_ids or ())
             )
-            self.engine.add(request, message.resume_tokens, {"headwater": transfer})
+            self.engine.add(request, message.resume_tokens, transfer)
         except (RequestRejected, MalformedBlob) as refused:
             self._attempts.pop(message.attempt, None)
             self._sinks.send(

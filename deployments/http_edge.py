@@ -114,12 +114,14 @@ class HttpEdge:
             self._events.release(trace.trace_id)
 
     def _observe(self, trace: HttpTrace, send: Send) -> Send:
-        """Add our header; note the time at which the first token leaves."""
-        noted = False
+        """Add our header; note the time at which a stream's first token leaves."""
+        noted = True  # an answer at once has no first token on its way to the client
 
         async def observed(message: AsgiMessage) -> None:
             nonlocal noted
             if message["type"] == "http.response.start":
+                kinds = dict(message.get("headers", ()))
+                noted = not kinds.get(b"content-type", b"").startswith(b"text/event-stream")
                 message["headers"] = [
                     *message.get("headers", []),
                     (REQUEST_HEADER, trace.trace_id.encode()),

@@ -12,6 +12,7 @@ import logging
 import os
 import tempfile
 import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ log = logging.getLogger("headwater.agent")
 
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 5.0
+ASK_INTERVAL_S = 1.0  # whether the directory misses anything, when there is nothing to tell
 EXIT_AGENT_FAILED = 71
 UNIX_PATH_MAX = 100
 
@@ -70,11 +72,15 @@ class NodeAgent:
         self._cores: dict[int, tuple[str, int]] = {}
         path = socket_path(settings, node)
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._news = threading.Event()
         self._server = AgentServer(
-            path, settings.slab_bytes, node=node, orphan_ttl_s=settings.orphan_ttl_s
+            path,
+            settings.slab_bytes,
+            node=node,
+            orphan_ttl_s=settings.orphan_ttl_s,
+            on_events=self._news.set,
         )
         self._path = path
-        self._stop = threading.Event()
         self._shipper = threading.Thread(target=self._ship, name="events", daemon=True)
         self._shipper.start()
 
@@ -102,7 +108,7 @@ class NodeAgent:
     def ledger(self, model: str) -> dict[str, Any]:
         """Slots and leases, from the books and from an independent scan of the slot table."""
         ledger, scan = self._server.ledger(model), self._server.scan(model)
-        return {"node": self._node, "books": asdict(ledger), "scan": asdict(scan)}
+        return {"node": self._node, "pid": os.getpid(), "books": asdict(ledger), "scan": asdict(scan)}
 
     def models(self) -> list[str]:
         """Models that have a slab here."""
@@ -111,21 +117,39 @@ class NodeAgent:
     def _ship(self) -> None:
         """Send event batches to the directory, and snapshots where it asks for one."""
         directory: Any = None
-        while not self._stop.wait(SHIP_INTERVAL_S):
+        asked_s = 0.0
+        known: tuple[str, ...] = ()
+        while True:
+            self._news.wait(ASK_INTERVAL_S)
+            time.sleep(SHIP_INTERVAL_S)  # a step's events in one message
+            self._news.clear()
             if not self._server.alive:
                 log.critical("the agent's loop has ended: %r", self._server.failure)
                 os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
             batches = [encode(batch) for batch in self._server.drain_events()]
+            models = self._server.models()
             try:
                 if directory is None:
-                    directory = ensure_directory(self._settings.directory)
-                    batches += [self._snapshot(model) for model in self._server.models()]
-                while batches:
-                    need = ray.get(directory.apply.remote(batches), timeout=SHIP_TIMEOUT_S)
-                    batches = [self._snapshot(model) for model in need]
+                    directory, known = ensure_directory(self._settings.directory), ()
+                # A new model is told at once, even without blocks: what an earlier life of this
+                # agent held is gone.
+                batches += [self._snapshot(model) for model in models if model not in known]
+                known = models
+                if not batches and time.monotonic() - asked_s < ASK_INTERVAL_S:
+                    continue
+                asked_s = time.monotonic()
+                need = self._apply(directory, batches)
+                if need:
+                    self._apply(directory, [self._snapshot(model) for model in need])
             except (ray.exceptions.RayError, TimeoutError) as lost:
-                log.warning("directory does not answer (%s); events will be resent", lost)
-                directory = None  # found again on the next turn, and sent snapshots
+                log.warning("directory does not answer (%s); snapshots will follow", lost)
+                directory = None
+
+    def _apply(self, directory: Any, frames: list[bytes]) -> list[str]:  # noqa: ANN401 - handle
+        """Send batches or snapshots; answers the models that the directory is not sure of."""
+        answer = directory.apply.remote(self._server.source, frames)
+        need: list[str] = ray.get(answer, timeout=SHIP_TIMEOUT_S)
+        return need
 
     def _snapshot(self, model: str) -> bytes:
         return encode(self._server.snapshot_events(model))

@@ -156,6 +156,8 @@ class RequestFlow:
             if request.handoff is not None:
                 handoff = request.handoff[1]
         self._router.submitted(name, worker, request.compute_tokens, now_s)
+        if role is Role.PREFILL and request.decode_worker is not None:
+            self._router.planned(name, request.decode_worker, now_s)
         return SubmitAttempt(
             worker=worker,
             attempt=name,

@@ -155,6 +155,7 @@ def _arguments(settings: FrontEndSettings) -> Arguments:
         *("--max-logprobs", str(settings.max_logprobs)),
         "--enforce-eager",
         "--disable-log-stats",
+        "--enable-prompt-tokens-details",
     ]
     if settings.tool_call_parser:
         given += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]

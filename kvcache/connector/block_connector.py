@@ -246,7 +246,7 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
         for job in connector_metadata.loads:
             loader.submit(job)
 
-    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:  # noqa: ANN401
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Nothing: see bind_connector_metadata."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -257,7 +257,7 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
         layer_name: str,
         kv_layer: torch.Tensor,
         attn_metadata: AttentionMetadata,
-        **kwargs: Any,  # noqa: ANN401
+        **kwargs: Any,
     ) -> None:
         """Nothing: blocks are published whole, in wait_for_save."""
 

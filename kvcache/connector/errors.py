@@ -8,9 +8,9 @@ from __future__ import annotations
 from kvcache.errors import KvCacheError
 
 
-class ConnectorMisconfigured(KvCacheError):  # noqa: N818 - named like the rest of the tree
+class ConnectorMisconfigured(KvCacheError):
     """The engine's or connector's settings cannot work together; the message names the setting."""
 
 
-class EngineUnsupported(KvCacheError):  # noqa: N818 - named like the rest of the tree
+class EngineUnsupported(KvCacheError):
     """The engine's KV cache has a shape that the connector does not handle (yet)."""

@@ -176,7 +176,7 @@ def weights_fingerprint(vllm_config: VllmConfig) -> str:
     return digest.hexdigest()
 
 
-def _config_json(hf_config: Any) -> bytes:  # noqa: ANN401 - transformers' class, by duck type
+def _config_json(hf_config: Any) -> bytes:
     values = hf_config.to_dict()
     # Where the files lie says nothing about what is in them.
     values.pop("_name_or_path", None)

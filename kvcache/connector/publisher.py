@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     # layout.py imports vllm; this module works without it, and its tests do.
     from kvcache.connector.layout import EngineCache
 
+UNACKNOWLEDGED_MAX = 1024
+
 
 class Publisher:
     """Fills and publishes; keeps the acknowledgements that nobody waits for until they come."""
@@ -44,28 +46,32 @@ class Publisher:
     def publish(self, jobs: Sequence[SaveJob]) -> None:
         """Fill and publish this step's blocks. Mutates the requests' reports."""
         self._collect(timeout_s=None)
+        # One budget for all jobs of the step: that much a hanging agent costs it, and no more.
+        allocate_by_s = time.monotonic() + self._config.allocate_timeout_s
         waiting: list[tuple[Pending[tuple[bool, ...]], RequestReport]] = []
         for job in jobs:
             started_s = time.monotonic()
-            acknowledgement = self._fill(job)
+            acknowledgement = self._fill(job, max(0.0, allocate_by_s - started_s))
             if acknowledgement is not None:
                 entry = (acknowledgement, job.report)
                 (waiting if job.handoff is not None else self._unacknowledged).append(entry)
             self._count_time(job.report, started_s)
+        publish_by_s = time.monotonic() + self._config.publish_timeout_s
         for acknowledgement, report in waiting:
             started_s = time.monotonic()
-            self._acknowledged(acknowledgement, report, self._config.publish_timeout_s)
+            self._acknowledged(acknowledgement, report, max(0.0, publish_by_s - started_s))
             self._count_time(report, started_s)
 
     def close(self) -> None:
         """Wait (bounded) for what is still unacknowledged. Never raises."""
         self._collect(timeout_s=self._config.publish_timeout_s)
+        assert not self._unacknowledged
 
-    def _fill(self, job: SaveJob) -> Pending[tuple[bool, ...]] | None:
+    def _fill(self, job: SaveJob, timeout_s: float) -> Pending[tuple[bool, ...]] | None:
         try:
             # Sent before the forward pass, so that the answer is there by now. A time-out gives
             # the operation up: what it grants later is returned to the agent.
-            outcomes = job.allocation.result(self._config.allocate_timeout_s)
+            outcomes = job.allocation.result(timeout_s)
         except StoreUnavailable:
             self._counters.add(publish_failures_total=1)
             job.report.degraded = True
@@ -130,11 +136,16 @@ class Publisher:
         )
 
     def _collect(self, timeout_s: float | None) -> None:
-        """Take the acknowledgements that have come; with a time-out, wait for each and end."""
+        """Take the acknowledgements that have come; with a time-out, wait for all and end.
+
+        Those that are too many are given up: an agent that hangs must not fill our memory.
+        """
+        by_s = time.monotonic() + (timeout_s or 0.0)
+        excess = len(self._unacknowledged) - UNACKNOWLEDGED_MAX
         remaining = []
-        for pending, report in self._unacknowledged:
-            if timeout_s is not None or pending.done():
-                self._acknowledged(pending, report, timeout_s or 0.0)
+        for index, (pending, report) in enumerate(self._unacknowledged):
+            if timeout_s is not None or index < excess or pending.done():
+                self._acknowledged(pending, report, max(0.0, by_s - time.monotonic()))
             else:
                 remaining.append((pending, report))
         self._unacknowledged = remaining

@@ -4,7 +4,7 @@ Called by the test_connector_*.py modules. A process of its own for each engine,
 one connector a process; each is pinned to one core and works only while a call runs.
 """
 
-# ruff: noqa: PLC0415, ANN401, FBT001, FBT002
+# ruff: noqa: ANN401, FBT001, FBT002
 from __future__ import annotations
 
 import multiprocessing
@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 BLOCK_SIZE = 32
-START_TIMEOUT_S = 180.0
-CALL_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 240.0
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -3,7 +3,6 @@
 Called by the test_connector_*.py modules.
 """
 
-# ruff: noqa: PLC0415
 from __future__ import annotations
 
 import os

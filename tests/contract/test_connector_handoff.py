@@ -4,7 +4,7 @@ Each test starts with an empty slab and empty engine caches, and ends with a led
 lease, no slot being filled, and every asynchronous load reported exactly once.
 """
 
-# ruff: noqa: PLC0415, ANN401, PT018
+# ruff: noqa: ANN401
 from __future__ import annotations
 
 import os

@@ -46,8 +46,7 @@ def test_the_yaml_form_loads_back_to_the_same_configuration(
     assert set(loaded.sources.values()) == {
         f"{written}:{number}"
         for number, line in enumerate(written.read_text().splitlines(), start=1)
-        if line.lstrip().partition(":")[2]
-        and not line.lstrip().startswith("#")
+        if line.lstrip().partition(":")[2] and not line.lstrip().startswith("#")
     }
     assert loaded.config.engine == Config().engine
 

@@ -1,6 +1,5 @@
 """The load thread and the publisher, without vllm: a numpy array stands for the engine's cache."""
 
-# ruff: noqa: PT018
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -173,3 +172,16 @@ def test_transfer_params_of_a_request_without_ours_ask_for_nothing() -> None:
     assert TransferParams.of(None) == TransferParams.of({"other": 1}) == TransferParams()
     asked = {"headwater": {"handoff": "h", "publish_handoff": True}}
     assert TransferParams.of(asked) == TransferParams("h", publish_handoff=True)
+
+
+def test_an_agent_that_hangs_cannot_fill_our_memory(world: World) -> None:
+    for _ in range(1100):
+        world.store.answers_held = False
+        job = world.save_job(1)
+        world.store.blocks.clear()
+        assert job.allocation.done()
+        world.store.answers_held = True
+        world.publisher.publish([job])
+        world.store.free = list(range(16))
+    assert len(world.publisher._unacknowledged) <= 1025
+    world.store.filling_slots.clear()

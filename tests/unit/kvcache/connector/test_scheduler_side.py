@@ -1,6 +1,5 @@
 """The scheduler side's bookkeeping: what it asks, what it loads, what it gives back."""
 
-# ruff: noqa: PT018
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,0 +1,103 @@
+"""InprocessEngine with an agent: blocks leave it, come back to it, and resumed tokens' ones too.
+
+One engine plays both sides: it forgets its own cache between them. The connector itself is tested
+in test_connector_*.py; here it is the engine that installs it and passes it its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvcache.agent import AgentServer
+from tests.contract.engine_harness import SERVED_MODEL, Harness, running_engine
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentServer]:
+    folder: Path = tmp_path_factory.mktemp("agent")
+    agent = AgentServer(str(folder / "agent.sock"), slab_bytes=128 << 20)
+    yield agent
+    agent.validate()
+    agent.close()
+
+
+@pytest.fixture(scope="module")
+def harness(agent: AgentServer) -> Iterator[Harness]:
+    with running_engine(agent_socket=agent.socket_path) as harness:
+        yield harness
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_leased(agent: AgentServer, harness: Harness) -> Iterator[None]:
+    yield
+    agent.validate()
+    ledger = agent.ledger(SERVED_MODEL)
+    assert (ledger.leased_slots, ledger.filling) == (0, 0)
+
+
+def test_the_agent_is_told_the_namespace_and_layout_that_the_engine_states(
+    harness: Harness,
+) -> None:
+    session = harness.engine._scheduler.get_kv_connector().session
+    assert session.namespace == harness.engine.namespace
+    assert session.layout == harness.engine.layout
+
+
+def test_a_resumed_request_loads_prompt_and_output_blocks_and_goes_on_exactly(
+    harness: Harness,
+) -> None:
+    engine = harness.engine
+    prompt = harness.long_prompt(300)
+    given = {"max_tokens": 90, "ignore_eos": True, "temperature": 1.0, "seed": 6}
+    whole = harness.answer(prompt, harness.params(**given)).tokens
+    harness.forget()
+    before = engine.counts().computed_tokens_total, engine.kv_stats().blocks_loaded_total
+    rest = harness.answer(prompt, harness.params(**given), whole[:70])
+    assert whole[:70] + rest.tokens == whole
+    computed = engine.counts().computed_tokens_total - before[0]
+    loaded = engine.kv_stats().blocks_loaded_total - before[1]
+    assert loaded == 370 // 32
+    assert computed == 370 - loaded * 32 + 19
+
+
+def test_a_handoff_is_leased_until_it_is_ended(harness: Harness, agent: AgentServer) -> None:
+    engine = harness.engine
+    request = harness.request(harness.long_prompt(200), harness.params(max_tokens=1))
+    engine.add(request, (), {"handoff": "hand-over/1", "publish_handoff": True})
+    answer = harness.run()[request.request_id]
+    assert answer.outputs[-1].kv_transfer_params["headwater"]["published_blocks"] >= 0
+    assert agent.ledger(SERVED_MODEL).leased_slots == 200 // 32
+    engine.end_handoffs(["hand-over/1", "hand-over/unknown"])
+    # The books are asked over the same socket, hence after the message above.
+    store = engine._scheduler.get_kv_connector().session.store()
+    assert store.lease_prefix("look", (), 1.0).result(timeout_s=5) == ()
+    assert agent.ledger(SERVED_MODEL).leased_slots == 0
+
+
+def test_the_wait_for_publishing_is_told_for_the_last_step(harness: Harness) -> None:
+    engine = harness.engine
+    request = harness.request(harness.long_prompt(120)[::-1], harness.params(max_tokens=1))
+    engine.add(request, (), {"handoff": "hand-over/2", "publish_handoff": True})
+    result = engine.step()
+    assert result.outputs
+    assert 0 < engine.publish_wait_s() < 10
+    harness.run()
+    engine.end_handoffs(["hand-over/2"])
+    store = engine._scheduler.get_kv_connector().session.store()
+    store.lease_prefix("look", (), 1.0).result(timeout_s=5)
+
+
+def test_a_healthy_connector_reports_no_failure(harness: Harness) -> None:
+    stats = harness.engine.kv_stats()
+    assert not stats.degraded
+    assert stats.load_failures_total == 0
+    assert stats.model == SERVED_MODEL

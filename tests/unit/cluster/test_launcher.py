@@ -1,0 +1,256 @@
+"""The launcher, run by sh in a folder of its own, with a stand-in for Python and pip."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Answers what the launcher asks of a Python: a check, -V, venv, pip, the command line itself.
+# What is installed it notes in $CALLS; the files in $PLAY say how to behave.
+PYTHON = r"""
+    #!/bin/sh
+    case "$*" in
+        -IS\ -c*libnuma*) [ ! -e "$PLAY/no-libnuma" ] ;;
+        -IS\ -c*) [ ! -e "$PLAY/version" ] || { cat "$PLAY/version"; exit; }; echo 3.12 ok ;;
+        -V) echo Python 3.12.0 ;;
+        -m\ venv*)
+            for last; do :; done
+            mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+        *torch-cpu* | *cpu-torch.lock*)
+            echo "cpu-torch" >>"$CALLS"
+            [ ! -e "$PLAY/no-cpu-torch" ] ||
+                { echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1; } ;;
+        *-m\ pip\ install*)
+            for last; do :; done
+            basename "$last" >>"$CALLS"
+            echo "Collecting some-package==1.0"
+            [ ! -e "$PLAY/hang" ] || sleep 1000
+            [ ! -e "$PLAY/fail" ] || { echo "ERROR: a hash does not match"; exit 1; } ;;
+        *importlib.metadata*) [ -e "$PLAY/no-cpu-torch" ] && echo 2.13.0 || echo 2.13.0+cpu ;;
+        *import\ pip*) exit 0 ;;
+        *) echo "ran $* in $PWD with $PYTHONPATH" ;;
+    esac
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A folder with the launcher, locks, and a stand-in Python."""
+
+    folder: Path
+    calls: Path
+    environ: dict[str, str]
+
+    def run(self, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return self.run_as([str(self.folder / "headwater"), *words], self.folder, **environ)
+
+    def run_as(
+        self, command: Sequence[str], cwd: Path, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env={**self.environ, **environ},
+            text=True,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+
+    def installed(self) -> list[str]:
+        found = self.calls.read_text().split() if self.calls.exists() else []
+        self.calls.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    folder = tmp_path / "a clone"
+    (folder / "requirements").mkdir(parents=True)
+    shutil.copy(ROOT / "headwater", folder / "headwater")
+    for name in ("serve", "cpu-torch", "cpu-torch-cuda", "test", "gpu"):
+        (folder / "requirements" / f"{name}.lock").write_text(f"{name}==1\n")
+    play = tmp_path / "play"
+    play.mkdir()
+    python = play / "python3.12"
+    python.write_text(textwrap.dedent(PYTHON).lstrip())
+    python.chmod(0o755)
+    release = tmp_path / "os-release"
+    release.write_text("ID=debian\n")
+    calls = tmp_path / "calls"
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HEADWATER_PYTHON": str(python),
+        "HEADWATER_OS_RELEASE": str(release),
+        "PLAY": str(play),
+        "CALLS": str(calls),
+    }
+    return Clone(folder, calls, environ)
+
+
+def play(clone: Clone, name: str, text: str = "") -> Path:
+    path = Path(clone.environ["PLAY"]) / name
+    path.write_text(text)
+    return path
+
+
+def test_it_installs_once_and_hands_over(clone: Clone) -> None:
+    first = clone.run("config", "--json")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.startswith("ran -P -m cluster.cli config --json")
+    assert f"with {clone.folder}" in first.stdout
+    assert clone.installed() == ["cpu-torch", "serve.lock"]
+    second = clone.run("config")
+    assert second.returncode == 0
+    assert second.stderr == ""
+    assert clone.installed() == []
+
+
+def test_it_works_through_a_symlink_and_from_another_folder(clone: Clone, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "hw").symlink_to(clone.folder / "headwater")
+    done = clone.run_as(["./hw", "config"], elsewhere)
+    assert f"in {elsewhere} with {clone.folder}" in done.stdout
+    assert (clone.folder / ".venv" / "headwater-stamp").exists()
+
+
+def test_a_changed_lock_is_installed_into_a_new_environment(clone: Clone) -> None:
+    clone.run("config")
+    clone.installed()
+    left = clone.folder / ".venv" / "left-over"
+    left.touch()
+    (clone.folder / "requirements" / "serve.lock").write_text("serve==2\n")
+    clone.run("config")
+    assert clone.installed() == ["cpu-torch", "serve.lock"]
+    assert not left.exists()
+
+
+def test_the_stamp_is_the_locks_digest(clone: Clone) -> None:
+    clone.run("config")
+    digest = hashlib.sha256((clone.folder / "requirements" / "serve.lock").read_bytes())
+    stamp = (clone.folder / ".venv" / "headwater-stamp").read_text()
+    assert stamp == f"cpu {digest.hexdigest()}"
+
+
+def test_an_interrupted_installation_is_done_again(clone: Clone) -> None:
+    hang = play(clone, "hang")
+    process = subprocess.Popen(
+        [clone.folder / "headwater", "config"],
+        env=clone.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Installing serve.lock"):
+            break
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stderr.close()
+    hang.unlink()
+    clone.installed()
+    assert not (clone.folder / ".venv" / "headwater-stamp").exists()
+    assert clone.run("config").returncode == 0
+    assert clone.installed() == ["cpu-torch", "serve.lock"]
+
+
+def test_a_failed_installation_shows_pips_last_words(clone: Clone) -> None:
+    fail = play(clone, "fail")
+    done = clone.run("config")
+    assert done.returncode == 1
+    assert "a hash does not match" in done.stderr
+    assert "headwater-install.log" in done.stderr
+    fail.unlink()
+    assert clone.run("config").returncode == 0
+
+
+def test_without_torchs_cpu_build_the_cuda_libraries_are_added(clone: Clone) -> None:
+    play(clone, "no-cpu-torch")
+    done = clone.run("config")
+    assert done.returncode == 0
+    assert "only the CUDA build" in done.stderr
+    assert clone.installed() == ["cpu-torch", "serve.lock", "cpu-torch-cuda.lock"]
+
+
+def test_the_gpu_build_has_a_lock_of_its_own(clone: Clone) -> None:
+    assert clone.run("config", HEADWATER_BUILD="gpu").returncode == 0
+    assert clone.installed() == ["gpu.lock"]
+    assert clone.run("config", HEADWATER_BUILD="tpu").returncode == 1
+
+
+def test_the_test_command_adds_the_test_packages_once(clone: Clone) -> None:
+    clone.run("test")
+    assert clone.installed() == ["cpu-torch", "serve.lock", "test.lock"]
+    clone.run("test")
+    assert clone.installed() == []
+
+
+def test_a_folder_that_is_not_ours_is_left_alone(clone: Clone, tmp_path: Path) -> None:
+    precious = tmp_path / "home" / "precious"
+    precious.parent.mkdir()
+    precious.touch()
+    done = clone.run("config", HEADWATER_VENV=str(precious.parent))
+    assert done.returncode == 1
+    assert "was not made by this launcher" in done.stderr
+    assert precious.exists()
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "line"),
+    [
+        ("3.12 has no venv", "ID=debian", "apt-get install python3.12-venv"),
+        ("3.12 has no venv", "ID=ubuntu\nID_LIKE=debian", "apt-get install python3.12-venv"),
+        ("3.12 has no venv", "ID=fedora", "dnf install python3"),
+        ("3.9 is not 3.11, 3.12 or 3.13", "ID=fedora", "dnf install python3.12"),
+        ("3.12 has no venv", "ID=other", "your system's package manager"),
+    ],
+)
+def test_an_unsuitable_python_is_named_with_what_to_install(
+    version: str, release: str, line: str, clone: Clone
+) -> None:
+    play(clone, "version", version)
+    Path(clone.environ["HEADWATER_OS_RELEASE"]).write_text(release)
+    done = clone.run("config")
+    assert done.returncode == 1
+    assert f"is Python {version.split(maxsplit=1)[0]}" in done.stderr
+    assert line in done.stderr
+    assert not (clone.folder / ".venv").exists()
+
+
+def test_a_python_that_does_not_run_is_passed_over(clone: Clone, tmp_path: Path) -> None:
+    folder = tmp_path / "path"
+    folder.mkdir()
+    shim = folder / "python3.11"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    (folder / "python3.12").symlink_to(clone.environ["HEADWATER_PYTHON"])
+    done = clone.run("config", HEADWATER_PYTHON="", PATH=f"{folder}:/usr/bin:/bin")
+    assert done.returncode == 0
+    assert "path/python3.12" in done.stderr
+
+
+def test_a_missing_system_library_is_named_with_its_package(clone: Clone) -> None:
+    play(clone, "no-libnuma")
+    done = clone.run("config")
+    assert done.returncode == 1
+    assert "apt-get install libnuma1" in done.stderr
+
+
+def test_it_names_no_registry(clone: Clone) -> None:
+    text = (clone.folder / "headwater").read_text()
+    assert not re.search(r"https?://|--(extra-)?index|find-links|\.org|\.com", text)
