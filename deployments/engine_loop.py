@@ -73,6 +73,7 @@ class EngineLoop:
         self._step_ms = 0.0
         self._batch = 0
         self.engine: InprocessEngine
+        self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
         self.progress_s = time.monotonic()
         self.log: deque[tuple[float, str, str]] = deque(maxlen=4096)
@@ -102,7 +103,7 @@ class EngineLoop:
         self._inbox.put(lambda: self.engine.end_handoffs(handoffs))
 
     def owner_joined(self, owner: str) -> None:
-        """A new ingress: tell it what this engine's prefix cache holds."""
+        """A new ingress: tell it our load, and what this engine's prefix cache holds."""
         self._inbox.put(lambda: self._send_snapshot(owner))
 
     def owner_left(self, owner: str) -> None:
@@ -134,7 +135,7 @@ class EngineLoop:
             self._build_error = error
             self._built.set()
             return
-        self._sinks.deliver([], self.load())
+        self.load_when_built = self.load()
         self._built.set()
         try:
             while self._running:
@@ -286,6 +287,7 @@ class EngineLoop:
             model=self._settings.served_model,
             hashes=tuple(self.engine.cache_snapshot()),
         )
+        self._sinks.send(owner, frames.Ping(self.load()))
         self._sinks.send(owner, frames.CacheEvents(events.encode(snapshot)))
 
 

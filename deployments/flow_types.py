@@ -1,6 +1,6 @@
 """Events, effects and states of the request flow: plain values, no I/O.
 
-Used by request_flow (the state machine), core_client (which carries effects out) and the
+Used by request_flow (the state machine), engine_client (which carries effects out) and the
 simulation. Times are seconds on the caller's clock.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from typing import Protocol
 
 
@@ -45,6 +45,32 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     REFUSED = "refused"
     FAILED = "failed"
+
+
+class Failure(Enum):
+    """Errors that the flow ends a request with: HTTP status, code, and what the client reads."""
+
+    NO_WORKER = (503, "no_worker", "No worker could take this request in time; try again.")
+    POISON_REQUEST = (
+        422,
+        "poison_request",
+        "This request met the death of too many workers and is not tried again.",
+    )
+    ATTEMPTS_EXHAUSTED = (
+        503,
+        "attempts_exhausted",
+        "This request was tried too often; try again later.",
+    )
+    REJECTED_BY_ENGINE = (
+        400,
+        "rejected_by_engine",
+        "The engine does not accept this request.",
+    )
+
+    def __init__(self, status: int, code: str, text: str) -> None:
+        self.status = status
+        self.code = code
+        self.text = text
 
 
 class StepOutput(Protocol):
@@ -124,7 +150,7 @@ class SubmitAttempt:
 
     Attributes:
         resume_tokens: tokens the client has already, as output tokens of this attempt.
-        handoff: key of the lease under which prefill leaves the blocks for decode.
+        handoff: key of the lease under which prefill leaves the blocks for decode, or finds them.
 
     """
 
@@ -182,7 +208,8 @@ class FlowLimits:
 
     Attributes:
         parked_max: requests that may wait for a worker to appear; beyond it, 503.
-        park_timeout_s: how long one may wait.
+        park_timeout_s: how long one may wait, since it last made progress.
+        retry_interval_s: a waiting one tries again this often, and when a worker joins.
         worker_deaths_max: a request that has met this many worker deaths is refused as poison.
         attempts_max: attempts per request; beyond it the request fails.
 
@@ -190,6 +217,7 @@ class FlowLimits:
 
     parked_max: int = 256
     park_timeout_s: float = 60.0
+    retry_interval_s: float = 2.0
     worker_deaths_max: int = 2
     attempts_max: int = 8
 

@@ -1,6 +1,6 @@
 """The ingress's end of a link to one worker: connect, authenticate, send, receive, notice death.
 
-One asyncio task per link. Called by core_client. Losing the link for any reason (closed, silent
+One asyncio task per link. Called by engine_client. Losing the link for any reason (closed, silent
 for longer than the deadline, refused) is reported once through ``on_lost``; whoever holds the
 link then fences its attempts. Must not know requests or routing. DESIGN D3.
 """

@@ -6,7 +6,7 @@ as an output it has already made; later outputs stream through; ``worker_lost`` 
 again with more tokens. A hand-off is a resume with one token.
 
 A state machine without I/O or clock: events are method calls with ``now_s``, the answer is a list
-of effects (flow_types). Called by core_client in production and by the simulation. It must not
+of effects (flow_types). Called by engine_client in production and by the simulation. It must not
 know sockets, Ray or vLLM. Source: package DESIGN.md, D8 and D9.
 """
 
@@ -22,6 +22,7 @@ from deployments.flow_types import (
     Emit,
     EndHandoff,
     Fail,
+    Failure,
     Finish,
     FlowLimits,
     Intake,
@@ -39,7 +40,7 @@ from router.errors import NoWorker
 from router.route import Router
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Request:
     """One request in flight. ``tokens`` are those the client has (or will get) in order."""
 
@@ -47,13 +48,14 @@ class _Request:
     record: RequestRecord
     stage: Stage = Stage.PARKED
     tokens: list[int] = field(default_factory=list)
-    decode_worker: str | None = None  # the decision's choice, used at hand-over
+    decode_worker: str = ""  # the decision's choice, used at hand-over
     compute_tokens: int = 0  # what the next attempt is predicted to compute
     attempt: AttemptRecord | None = None
     handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
-    excluded: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
     worker_deaths: int = 0
-    parked_until_s: float = 0.0
+    parked_until_s: float | None = None  # from its first wait since it last made progress
+    retry_s: float = 0.0
 
 
 class RequestFlow:
@@ -76,16 +78,8 @@ class RequestFlow:
     def submit(self, intake: Intake, now_s: float) -> list[Effect]:
         """Take a new request. Its id must be new; mutates the flow and the router's load."""
         assert intake.request_id not in self._requests, "request ids are never reused"
-        record = RequestRecord(
-            request_id=intake.request_id,
-            trace_id=intake.trace_id,
-            model=intake.model,
-            prompt_tokens=intake.prompt_tokens,
-            received_s=intake.received_s,
-            tokenised_s=intake.tokenised_s,
-        )
-        self._records.add(record)
-        request = _Request(intake=intake, record=record)
+        request = _Request(intake, RequestRecord.of(intake))
+        self._records.add(request.record)
         self._requests[intake.request_id] = request
         return self._start(request, "new", now_s)
 
@@ -94,7 +88,7 @@ class RequestFlow:
     def _start(self, request: _Request, why: str, now_s: float) -> list[Effect]:
         """Plan from what is known now and start an attempt; park when no worker is there."""
         if len(request.record.attempts) >= self._limits.attempts_max:
-            return self._fail(request, 503, "attempts_exhausted", now_s)
+            return self._fail(request, Failure.ATTEMPTS_EXHAUSTED, now_s)
         try:
             decision = self._plan(request, now_s)
         except NoWorker as missing:
@@ -103,8 +97,10 @@ class RequestFlow:
         request.decode_worker = decision.decode
         request.compute_tokens = decision.compute_tokens
         if decision.prefill is not None:
-            return [self._attempt(request, decision.prefill, Role.PREFILL, why, now_s)]
-        return [self._attempt(request, decision.decode, Role.DECODE, why, now_s)]
+            effects = self._end_handoff(request)
+            return [*effects, self._attempt(request, decision.prefill, Role.PREFILL, why, now_s)]
+        effects = self._end_handoff_elsewhere(request, decision.decode)
+        return [*effects, self._attempt(request, decision.decode, Role.DECODE, why, now_s)]
 
     def _plan(self, request: _Request, now_s: float) -> Decision:
         """Ask the router; a worker of the other role serves where its own role has none left."""
@@ -134,29 +130,15 @@ class RequestFlow:
         intake = request.intake
         number = len(request.record.attempts) + 1
         name = f"{intake.request_id}~{number}"
-        attempt = AttemptRecord(
-            attempt=name,
-            worker=worker,
-            role=role,
-            why=why,
-            submitted_s=now_s,
-            resumed_tokens=len(request.tokens),
-        )
+        attempt = AttemptRecord(name, worker, role, why, now_s, len(request.tokens))
         request.record.attempts.append(attempt)
+        request.record.detail = ""
         request.attempt = attempt
         self._by_attempt[name] = request
-        handoff: str | None = None
-        if role is Role.PREFILL:
-            request.stage = Stage.PREFILL
-            if tokens_left(intake, request.tokens) > 1:
-                handoff = name
-                request.handoff = (worker, name)
-        else:
-            request.stage = Stage.HANDOVER
-            if request.handoff is not None:
-                handoff = request.handoff[1]
         self._router.submitted(name, worker, request.compute_tokens, now_s)
-        if role is Role.PREFILL and request.decode_worker is not None:
+        request.stage = Stage.PREFILL if role is Role.PREFILL else Stage.HANDOVER
+        if role is Role.PREFILL and tokens_left(intake, request.tokens) > 1:
+            request.handoff = (worker, name)
             self._router.planned(name, request.decode_worker, now_s)
         return SubmitAttempt(
             worker=worker,
@@ -164,7 +146,7 @@ class RequestFlow:
             request_id=intake.request_id,
             role=role,
             resume_tokens=tuple(request.tokens),
-            handoff=handoff,
+            handoff=None if request.handoff is None else request.handoff[1],
             payload=intake.payload,
         )
 
@@ -189,7 +171,8 @@ class RequestFlow:
             if request is None:
                 self.late_outputs_total += 1  # an attempt that was given up: drop (D9)
                 continue
-            assert request.attempt is not None and request.attempt.worker == worker
+            assert request.attempt is not None
+            assert request.attempt.worker == worker
             request.attempt.kv = reports.get(output.request_id, request.attempt.kv)
             effects += self._output(request, output, now_s)
         return effects
@@ -201,14 +184,16 @@ class RequestFlow:
         request.tokens += new
         request.record.output_tokens = len(request.tokens)
         attempt.tokens += len(new)
-        if new and attempt.first_output_s is None:
-            attempt.first_output_s = now_s
-            self._router.first_token(attempt.attempt)
-        if new and request.record.first_token_s is None:
-            request.record.first_token_s = now_s
-        if attempt.role is Role.DECODE and new:
-            request.stage = Stage.DECODE
-            request.handoff = None  # the decode worker's own lease has taken its place
+        if new:
+            request.parked_until_s = None
+            if attempt.first_output_s is None:
+                attempt.first_output_s = now_s
+                self._router.first_token(attempt.attempt)
+            if request.record.first_token_s is None:
+                request.record.first_token_s = now_s
+            if attempt.role is Role.DECODE:
+                request.stage = Stage.DECODE
+                request.handoff = None  # the decode worker's own lease has taken its place
         if output.finish_reason is None:
             return [Emit(request.intake.request_id, output, finish=False)]
         return self._attempt_finished(request, output, now_s)
@@ -226,7 +211,10 @@ class RequestFlow:
         )
         self._end_attempt(request, "handed over" if goes_on else "finished", now_s)
         if not goes_on:
-            effects = self._finish(request, Outcome.FINISHED, "", now_s)
+            outcome, detail = Outcome.FINISHED, ""
+            if output.finish_reason in {Finish.ABORT, Finish.ERROR}:
+                outcome, detail = Outcome.FAILED, f"the engine of {attempt.worker} gave it up"
+            effects = self._finish(request, outcome, detail, now_s)
             return [*effects, Emit(request.intake.request_id, output, finish=True)]
         return [
             Emit(request.intake.request_id, output, finish=False),
@@ -238,11 +226,30 @@ class RequestFlow:
     def _hand_over(self, request: _Request, now_s: float) -> list[Effect]:
         """Resume with the tokens so far at the planned decode worker, or plan again."""
         self.handovers_total += 1
-        planned = request.decode_worker
-        if planned is not None and self._router.is_ready(planned):
+        request.excluded = frozenset()
+        planned, attempts = request.decode_worker, len(request.record.attempts)
+        if self._router.is_ready(planned) and attempts < self._limits.attempts_max:
             request.compute_tokens = 1  # the prompt's blocks are in the slab
             return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
         return self._start(request, "hand-over, planned worker gone", now_s)
+
+    def _end_handoff_elsewhere(self, request: _Request, worker: str) -> list[Effect]:
+        """Blocks lie in their own node's slab: a worker of another node cannot take them over."""
+        there = request.handoff and self._node_of(request, request.handoff[0])
+        is_elsewhere = there is not None and there != self._node_of(request, worker)
+        return self._end_handoff(request) if is_elsewhere else []
+
+    def _end_handoff(self, request: _Request) -> list[Effect]:
+        """Nobody takes the blocks over. Where their worker is lost, the agent ends the lease."""
+        handoff, request.handoff = request.handoff, None
+        if handoff is None or self._node_of(request, handoff[0]) is None:
+            return []
+        return [EndHandoff(*handoff)]
+
+    def _node_of(self, request: _Request, worker: str) -> str | None:
+        """A worker's node; None when it is lost. Walks all workers: not for the common way."""
+        views = self._router.workers(request.intake.model)
+        return next((view.node for view in views if view.worker == worker), None)
 
     # ---- 5. on death: plan again with the tokens so far -------------------------------------
 
@@ -255,54 +262,64 @@ class RequestFlow:
             self._end_attempt(request, f"lost: {reason}", now_s)
             request.worker_deaths += 1
             if request.worker_deaths >= self._limits.worker_deaths_max:
-                effects += self._fail(request, 422, "poison_request", now_s)
+                effects += self._fail(request, Failure.POISON_REQUEST, now_s)
                 continue
-            request.excluded |= {worker}
+            # Not excluded: the router does not know the worker until it is back, and sound.
+            request.excluded, request.parked_until_s = frozenset(), None
             self.resumes_total += 1
             effects += self._start(request, f"{worker} lost", now_s)
         return effects
 
     def rejected(
-        self, attempt_id: str, message: str, client_fault: bool, now_s: float
+        self, attempt_id: str, message: str, client_fault: bool, now_s: float  # noqa: FBT001
     ) -> list[Effect]:
         """The worker would not take the attempt (invalid for its engine, or its queue is full)."""
         request = self._by_attempt.get(attempt_id)
         if request is None or request.attempt is None:
             return []
         worker = request.attempt.worker
+        if request.attempt.role is Role.PREFILL:
+            request.handoff = None  # the lease was never opened
         self._end_attempt(request, f"rejected: {message}", now_s)
         if client_fault:
-            return self._fail(request, 400, "rejected_by_engine", now_s, message)
+            return self._fail(request, Failure.REJECTED_BY_ENGINE, now_s, message)
         request.excluded |= {worker}
         return self._start(request, f"{worker} refused", now_s)
 
     # ---- 6. waiting for a worker ------------------------------------------------------------
 
     def _park(self, request: _Request, reason: str, now_s: float) -> list[Effect]:
-        parked = sum(r.stage is Stage.PARKED for r in self._requests.values()) - 1
-        if parked >= self._limits.parked_max:
-            return self._fail(request, 503, "no_worker", now_s, reason)
+        others = sum(r.stage is Stage.PARKED for r in self._requests.values() if r is not request)
+        if others >= self._limits.parked_max:
+            return self._fail(request, Failure.NO_WORKER, now_s, reason)
         request.stage = Stage.PARKED
-        if not request.parked_until_s:
+        request.excluded = frozenset()  # who was full may have room when it tries again
+        request.retry_s = now_s + self._limits.retry_interval_s
+        if request.parked_until_s is None:
             request.parked_until_s = now_s + self._limits.park_timeout_s
         request.record.detail = f"waiting: {reason}"
         return []
 
     def worker_ready(self, now_s: float) -> list[Effect]:
-        """A worker has joined (the router knows it already): parked requests try again."""
+        """A worker has joined (the router knows it already): parked requests try, oldest first."""
         effects: list[Effect] = []
-        for request in [r for r in self._requests.values() if r.stage is Stage.PARKED]:
-            request.excluded = frozenset()
+        for request in self._parked():
             effects += self._start(request, "worker joined", now_s)
         return effects
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Call about once a second: ends requests that waited too long for a worker."""
+        """Call about once a second: parked requests end, or try again where they were refused."""
         effects: list[Effect] = []
-        for request in list(self._requests.values()):
-            if request.stage is Stage.PARKED and now_s >= request.parked_until_s:
-                effects += self._fail(request, 503, "no_worker", now_s, request.record.detail)
+        for request in self._parked():
+            assert request.parked_until_s is not None
+            if now_s >= request.parked_until_s:
+                effects += self._fail(request, Failure.NO_WORKER, now_s, request.record.detail)
+            elif now_s >= request.retry_s:
+                effects += self._start(request, "tried again", now_s)
         return effects
+
+    def _parked(self) -> list[_Request]:
+        return [r for r in self._requests.values() if r.stage is Stage.PARKED]
 
     # ---- 7. ends ----------------------------------------------------------------------------
 
@@ -323,21 +340,14 @@ class RequestFlow:
         return effects
 
     def _fail(
-        self, request: _Request, status: int, code: str, now_s: float, detail: str = ""
+        self, request: _Request, failure: Failure, now_s: float, detail: str = ""
     ) -> list[Effect]:
-        what = {
-            "no_worker": "No worker could take this request in time; try again.",
-            "poison_request": (
-                f"This request met the death of {request.worker_deaths} workers "
-                "and is not tried again."
-            ),
-            "attempts_exhausted": "This request was tried too often; try again later.",
-            "rejected_by_engine": "The engine does not accept this request.",
-        }[code]
-        message = f"{what} ({detail})" if detail else what
-        outcome = Outcome.FAILED if request.record.attempts else Outcome.REFUSED
-        effects = self._finish(request, outcome, f"{code}: {message}", now_s)
-        return [*effects, Fail(request.intake.request_id, status, code, message)]
+        message = f"{failure.text} ({detail})" if detail else failure.text
+        is_refusal = not request.record.attempts or failure is Failure.REJECTED_BY_ENGINE
+        outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
+        effects = self._finish(request, outcome, f"{failure.code}: {message}", now_s)
+        fail = Fail(request.intake.request_id, failure.status, failure.code, message)
+        return [*effects, fail]
 
     def _end_attempt(self, request: _Request, outcome: str, now_s: float) -> None:
         attempt = request.attempt
@@ -357,16 +367,14 @@ class RequestFlow:
         record.outcome, record.detail, record.ended_s = outcome, detail, now_s
         self.outcomes[outcome] += 1
         del self._requests[request.intake.request_id]
-        return [EndHandoff(*request.handoff)] if request.handoff is not None else []
+        return self._end_handoff(request)
 
     # ---- what others may ask ----------------------------------------------------------------
 
     def in_flight(self) -> dict[Stage, int]:
         """Requests by stage."""
-        counts = dict.fromkeys(Stage, 0)
-        for request in self._requests.values():
-            counts[request.stage] += 1
-        return counts
+        stages = [request.stage for request in self._requests.values()]
+        return {stage: stages.count(stage) for stage in Stage}
 
     def stage_of(self, request_id: str) -> Stage | None:
         """Where a request is now; None when it has ended."""
@@ -375,9 +383,16 @@ class RequestFlow:
 
     def validate(self) -> None:
         """Assert the machine's own consistency; called in tests' teardown."""
-        for name, request in self._by_attempt.items():
-            assert request.attempt is not None and request.attempt.attempt == name
-            assert self._requests[request.intake.request_id] is request
+        live = {r.attempt.attempt: r for r in self._requests.values() if r.attempt is not None}
+        assert self._by_attempt == live
         for request in self._requests.values():
-            assert (request.attempt is None) == (request.stage is Stage.PARKED)
+            parked = request.stage is Stage.PARKED
+            assert (request.attempt is None) == parked
+            assert not parked or request.parked_until_s is not None
+            assert request.handoff is None or request.stage is not Stage.DECODE
             assert request.record.outcome is None
+            assert request.record.output_tokens == len(request.tokens)
+            assert len(request.record.attempts) <= self._limits.attempts_max
+            assert request.worker_deaths < self._limits.worker_deaths_max
+            # An attempt's last token carries its finish: nothing is left over to resume.
+            assert not request.tokens or tokens_left(request.intake, request.tokens) > 0

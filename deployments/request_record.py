@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from deployments.flow_types import AttemptTiming, KvReport, Outcome, Role
+from deployments.flow_types import AttemptTiming, Intake, KvReport, Outcome, Role
 from router.decision import Decision
 
 
@@ -49,6 +49,18 @@ class RequestRecord:
     output_tokens: int = 0
     outcome: Outcome | None = None
     detail: str = ""
+
+    @classmethod
+    def of(cls, intake: Intake) -> RequestRecord:
+        """The record of a request that has just come in."""
+        return cls(
+            request_id=intake.request_id,
+            trace_id=intake.trace_id,
+            model=intake.model,
+            prompt_tokens=intake.prompt_tokens,
+            received_s=intake.received_s,
+            tokenised_s=intake.tokenised_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class EngineWorker:
         self._links = LinkServer(
             read_secret(settings.secret_file), self._welcome(), self, engine_loop.encode
         )
+        self._links.load = self._loop.load_when_built
         self._port = await self._links.start(settings.link_host)
         log.info("%s is ready on port %d, cores %s", self.worker_id, self._port, cores or "any")
 

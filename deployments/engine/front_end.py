@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import time
 from argparse import Namespace as Arguments
 from collections.abc import Iterable, Sequence
@@ -31,7 +32,9 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 
+from deployments.engine.build import inspect_model_here
 from deployments.engine.hashing import block_hashes
+from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
 from deployments.engine.settings import FrontEndSettings
 
 TASKS: tuple[SupportedTask, ...] = ("generate",)
@@ -137,6 +140,7 @@ async def build_front_end(
 ) -> tuple[FastAPI, HeadwaterLLM]:
     """vLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
     arguments = _arguments(settings)
+    inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     llm = HeadwaterLLM(config, port)
     app = build_app(arguments, TASKS, config.model_config)
@@ -156,6 +160,8 @@ def _arguments(settings: FrontEndSettings) -> Arguments:
         "--enforce-eager",
         "--disable-log-stats",
         "--enable-prompt-tokens-details",
+        # The engines run this backend alone: a request for another would be rejected there.
+        *("--structured-outputs-config", json.dumps({"backend": STRUCTURED_OUTPUT_BACKEND})),
     ]
     if settings.tool_call_parser:
         given += ["--enable-auto-tool-choice", "--tool-call-parser", settings.tool_call_parser]

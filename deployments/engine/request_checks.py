@@ -17,6 +17,8 @@ from vllm.v1.engine import EngineCoreRequest
 from deployments.engine.errors import RequestRejected
 
 STRUCTURED_OUTPUT_BACKEND = "xgrammar"
+# What torch.Generator.manual_seed takes.
+SEED_MIN, SEED_MAX = -(2**63), 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ def _bad_sampling(request: EngineCoreRequest, limits: Limits, model_config: Mode
     except (VLLMError, ValueError, TypeError) as error:
         return str(error)
     for words in params.bad_words_token_ids or ():
-        if words and (min(words) < 0 or max(words) >= limits.vocab_size):
-            return f"bad_words has a token id outside the vocabulary of {limits.vocab_size}"
+        if not words or min(words) < 0 or max(words) >= limits.vocab_size:
+            return f"bad_words has an empty word or a token id beyond {limits.vocab_size}"
+    if params.seed is not None and not SEED_MIN <= params.seed <= SEED_MAX:
+        return f"seed {params.seed} does not fit into 64 bits"
     structured = params.structured_outputs
     if structured is not None and not structured.all_constraints_none():
         backend = structured._backend  # noqa: SLF001 - where vLLM keeps its choice

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 CPU_BLOCK_SIZE_STEP = 32
 ROLES = ("prefill", "decode")
@@ -64,10 +63,6 @@ class EngineSettings:
         for name in ("model_path", "served_model", "owner", "dtype"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
-
-    def frozen_extra(self) -> Mapping[str, object]:
-        """Return a read-only view of connector_extra."""
-        return MappingProxyType(dict(self.connector_extra))
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,15 @@ def test_the_runner_is_v1_with_our_batch_and_scheduler(harness: Harness) -> None
     assert not engine._config.scheduler_config.async_scheduling
 
 
+def test_the_models_class_was_inspected_in_this_process_not_in_one_started_for_it(
+    harness: Harness,
+) -> None:
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for architecture in harness.engine._config.model_config.architectures:
+        assert hasattr(ModelRegistry.models[architecture], "model_cls"), architecture
+
+
 def test_namespace_and_layout_describe_the_cache(harness: Harness) -> None:
     namespace, layout = harness.engine.namespace, harness.engine.layout
     assert namespace.model == SERVED_MODEL
@@ -107,6 +116,8 @@ BAD: dict[str, tuple[Callable[[Harness], Any], str]] = {
     "stop token beyond the vocabulary": (_changed(stop_token_ids=[10**6]), "stop_token_ids"),
     "too many logprobs": (_changed(logprobs=5000), "logprobs"),
     "bad words beyond the vocabulary": (_changed(_bad_words_token_ids=[[10**6]]), "bad_words"),
+    "empty bad word": (_changed(_bad_words_token_ids=[[]]), "bad_words"),
+    "seed beyond 64 bits": (_changed(temperature=1.0, seed=2**64), "does not fit into 64 bits"),
     "streaming input": (
         lambda h: h.request([1], h.params(max_tokens=5), resumable=True),
         "streaming input",
