@@ -202,12 +202,6 @@ class RayConfig(Section):
     dashboard_port: int = Field(
         default=8265, ge=0, le=65535, description="The dashboard's TCP port; 0 takes a free one."
     )
-    gcs_port: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="Port of the global control store of a cluster started here; 0: a free one.",
-    )
 
 
 class LinksConfig(Section):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cluster.config import Config
 from cluster.errors import PrerequisiteError
+from deployments.loopback import HOOK as LOOPBACK_HOOK
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cluster", "deployments", "kvcache", "router")
@@ -60,7 +61,9 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
 
     try:
         if address is None:
-            context = ray.init(**_local_arguments(config))
+            context = ray.init(
+                **_local_arguments(config), runtime_env={"worker_process_setup_hook": LOOPBACK_HOOK}
+            )
         else:
             # The nodes need Headwater's dependencies; our own code goes along.
             modules = [str(ROOT / package) for package in PACKAGES]

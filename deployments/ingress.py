@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from ray.serve.handle import DeploymentHandle
 
 from deployments.client_settings import ClientSettings
+from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import Outcome, Role
 from deployments.http_edge import HttpEdge, Refusal
@@ -83,7 +84,9 @@ class Ingress:
         app.add_api_route("/headwater/requests", self._latest)
         app.add_api_route("/headwater/requests/{trace_id}", self._explain)
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
-        return HttpEdge(app, self, body_bytes_max=self._settings.body_bytes_max)
+        return HttpEdge(
+            DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max
+        )
 
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import selectors
 import socket
@@ -199,7 +200,7 @@ class AgentServer:
             deadlines_s = [arena.table.next_deadline_s() for arena in self._arenas.values()]
             new = (s for s in self._sessions.values() if s.state is SessionState.NEW)
             deadlines_s += [session.hello_deadline_s for session in new]
-        return min(IDLE_WAIT_S, max(0.0, min(deadlines_s, default=IDLE_WAIT_S) - self._clock()))
+        return min(IDLE_WAIT_S, max(0.0, min(deadlines_s, default=math.inf) - self._clock()))
 
     def _tick(self) -> None:
         now_s = self._clock()

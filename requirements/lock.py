@@ -141,6 +141,12 @@ def cpu_torch(entries: list[Entry]) -> Entry:
     return Entry(exact, tuple(sorted(TORCH_CPU_SHA256)))
 
 
+def without(entries: list[Entry], present: list[Entry]) -> list[Entry]:
+    """Entries that an environment with `present` still lacks."""
+    names = {entry.name for entry in present}
+    return [entry for entry in entries if entry.name not in names]
+
+
 def dropped_names(overrides: Path) -> frozenset[str]:
     """Names that an override file removes from the resolution."""
     lines = [line.strip() for line in overrides.read_text().splitlines()]
@@ -181,9 +187,9 @@ def main() -> None:
     write(HERE / "cpu-torch-cuda.lock", cuda, "serve.in")
     write(HERE / "cpu-torch.lock", [cpu_torch(serve)], "serve.in")
 
-    present = {entry.name for entry in serve}
-    test = narrow(compile_inputs(uv, HERE / "test.in", constraints=HERE / "serve.lock"))
-    write(HERE / "test.lock", [entry for entry in test if entry.name not in present], "test.in")
+    for name in ("test", "grafana"):
+        extra = narrow(compile_inputs(uv, HERE / f"{name}.in", constraints=HERE / "serve.lock"))
+        write(HERE / f"{name}.lock", without(extra, serve), f"{name}.in")
 
     overrides = HERE / "gpu.override.txt"
     gpu = narrow(compile_inputs(uv, HERE / "gpu.in", overrides=overrides))

@@ -37,8 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_sources.load(arguments).config
     _refuse_second(config)
     config = _with_port(config)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
+    _listen_to_signals()
     from cluster.launch import secret_in  # noqa: PLC0415
     from cluster.local_ray import ray_cluster  # noqa: PLC0415
     from cluster.model_store import prepare_model  # noqa: PLC0415
@@ -50,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     secret = secret_in(config.state.dir)
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
     with ray_cluster(config) as cluster:
+        _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
             _serve(config, Path(model.path), secret, cluster.dashboard, began_s)
             signal.pause()
@@ -110,6 +110,11 @@ def _end(config: Config) -> None:
 
     launch.take_down()
     running.forget(config.state.dir)
+
+
+def _listen_to_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ The `ledger` fixture checks every book afterwards.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from typing import Any
 
@@ -103,22 +104,34 @@ def test_client_leaves_while_its_prompt_is_computed(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_client_leaves_while_queued(cluster: Cluster, way: str, round_: int) -> None:
-    seed = 2300 + round_ + 10 * WAYS.index(way)
+    seed = 2300 + 10 * (round_ + 10 * WAYS.index(way))
     name = name_of("queued")
-    # One prompt takes the step's whole token budget for several steps; ours waits behind it.
-    with raw_stream(cluster, body_of(prompt(LONG, seed), max_tokens=1), name_of("ahead")) as ahead:
+    with contextlib.ExitStack() as stack:
+        # Each takes a step's whole token budget for several steps, and the router spreads them:
+        # both workers have one running and ours waits behind it, wherever it goes.
+        ahead = [
+            stack.enter_context(
+                raw_stream(cluster, body_of(prompt(LONG, seed + i), max_tokens=1), name_of("ahead"))
+            )
+            for i in range(3)
+        ]
         wait_until(
-            lambda: cluster.worker("prefill")["running"] == 1, timeout_s=20, what="one ahead"
+            lambda: all(cluster.worker(role)["running"] for role in ("prefill", "decode")),
+            timeout_s=20,
+            what="both workers busy",
         )
-        with raw_stream(cluster, body_of(prompt(LONG, seed + 50)), name) as stream:
+        with raw_stream(cluster, body_of(prompt(LONG, seed + 9)), name) as stream:
             wait_until(
                 lambda: any("submitted" in note for note in notes(cluster, name)),
                 timeout_s=20,
                 what="ours submitted",
             )
             leave(stream, way)
-            aborted(cluster, name, "prefill", "waiting")
-        ahead.read_until(lambda got: b"[DONE]" in got)
+            role = "prefill" if "as prefill" in notes(cluster, name)[0] else "decode"
+            stage = {"prefill": "prefill", "decode": "handover"}[role]
+            aborted(cluster, name, stage, "waiting")
+        for other in ahead:
+            other.read_until(lambda got: b"[DONE]" in got)
 
 
 def test_a_client_of_an_answer_at_once_leaves_and_generation_ends(cluster: Cluster) -> None:

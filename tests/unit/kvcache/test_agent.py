@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kvcache.agent import AgentServer
+from kvcache.agent import IDLE_WAIT_S, AgentServer
 from kvcache.errors import (
     CorruptBlock,
     RegistrationRefused,
@@ -299,3 +300,11 @@ def test_the_headers_are_written_before_a_slot_is_granted_again(
     assert len(granted(store, hashes)) == SLOTS
     assert not store._current().view.holds(ref)
     assert store.slots[ref.slot].size == SLOT_BYTES
+
+
+def test_an_agent_without_workers_sleeps(tmp_path: Path) -> None:
+    server = AgentServer(str(tmp_path / "agent.sock"), 1 << 20)
+    try:
+        assert server._wait_s() == IDLE_WAIT_S
+    finally:
+        server.close()
