@@ -48,6 +48,7 @@ from deployments.flow_types import (
 from deployments.http_edge import CURRENT_TRACE
 from deployments.link import WorkerLink, open_link
 from deployments.membership import MEMBERS, Member
+from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
 from kvcache import events
@@ -81,6 +82,7 @@ class EngineClient:
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._llm: HeadwaterLLM | None = None
+        self._metrics = IngressMetrics(settings.model)
 
     async def start(self, llm: HeadwaterLLM) -> None:
         """Begin to follow membership and directory."""
@@ -274,9 +276,24 @@ class EngineClient:
         timings = [
             AttemptTiming(t.attempt, t.queue_s, t.compute_s, t.publish_s) for t in message.timings
         ]
+        self._learn(worker, timings, reports)
         effects = self.flow.outputs(worker, outputs, timings, reports, now_s)
         self._carry_out(effects)
         self._report(worker, message.load, now_s)
+
+    def _learn(
+        self, worker: str, timings: Sequence[AttemptTiming], reports: dict[str, KvReport]
+    ) -> None:
+        """Give the cost model what this step measured: prefills that ended with it, and loads."""
+        computed = {timing.attempt: timing.compute_s for timing in timings}
+        for attempt, report in reports.items():
+            if attempt in computed and report.computed_tokens:
+                ms = 1e3 * computed[attempt]
+                self._router.observe_prefill(
+                    worker, report.computed_tokens, ms, report.local_tokens + report.loaded_tokens
+                )
+            if report.loaded_blocks and not report.failed_blocks:
+                self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)
 
     def _report(self, worker: str, load: frames.Load | None, now_s: float) -> None:
         if load is None:
@@ -309,9 +326,30 @@ class EngineClient:
                 self.directory_heard_s = None
                 await asyncio.sleep(self._settings.reconnect_s)
 
+    def degraded(self) -> dict[str, list[str]]:
+        """Everything that works less well than it should, in words, by metrics.DEGRADATIONS."""
+        roles = {link.welcome.role for link in self.links.values()}
+        lost = "directory does not answer: routing by load"
+        return {
+            "directory": [lost] if self.directory_heard_s is None else [],
+            "link_refused": [f"{worker} refused: {why}" for worker, why in self.refused.items()],
+            "agent": [
+                f"{worker}: {link.load.degraded}"
+                for worker, link in self.links.items()
+                if link.load.degraded
+            ],
+            "role_missing": [
+                f"no {role.value} worker: the other role's workers do its work"
+                for role in Role
+                if role.value not in roles
+            ],
+        }
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            words = self.degraded()
+            self._metrics.publish(self.flow, {what: bool(words[what]) for what in words})
             self._carry_out(self.flow.tick(time.monotonic()))
             for effect in self._router.index.unresolved():
                 if isinstance(effect, NeedResync):  # an answer may have been lost: ask again

@@ -146,7 +146,7 @@ class Ingress:
             "directory": {"heard_age_s": age_s, "sources": self._sources()},
             "router": {"load": [asdict(load) for load in self._router.load_snapshot(now_s)]},
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
-            "degraded": self._degraded(),
+            "degraded": [words for found in client.degraded().values() for words in found],
         }
         return JSONResponse(body)
 
@@ -178,19 +178,6 @@ class Ingress:
             load = link.load
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
         return status
-
-    def _degraded(self) -> list[str]:
-        """Everything that works less well than it should, in words."""
-        client = self._client
-        found = [f"{worker} refused: {why}" for worker, why in client.refused.items()]
-        if client.directory_heard_s is None:
-            found.append("directory does not answer: routing by load")
-        found += [
-            f"{worker}: {link.load.degraded}"
-            for worker, link in client.links.items()
-            if link.load.degraded
-        ]
-        return found
 
     async def _ledger(self) -> JSONResponse:
         """Slots and leases of every node's slab, with owners and ages."""

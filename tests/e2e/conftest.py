@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = "SmolLM2-135M-Instruct"
 START_TIMEOUT_S = 240.0
 LEDGER_TIMEOUT_S = 30.0
+QUEUE_MAX = 8
+COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|clang(\+\+)?|cpp|nvcc)(-[0-9.]+)?")
 
 
 @dataclass(frozen=True)
@@ -97,17 +101,24 @@ def cluster(
 def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
     """Run `headwater serve` with a small configuration until the block ends."""
     log = state_dir / "serve.log"
+    environment = {**os.environ, "PATH": str(path_without_compilers(state_dir / "bin"))}
     command = [
         *(sys.executable, "-m", "cluster.cli", "serve"),
         *("--port", "0", "--dashboard-port", "0", "--state-dir", str(state_dir)),
         *("--max-model-len", str(CONTEXT), "--kv-mib", "192", "--slab-mib", "256"),
         *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
         *("--set", f"engine.block_size_tokens={BLOCK}"),
+        *("--set", f"limits.queue_max_requests={QUEUE_MAX}"),
         *flags,
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     try:
         endpoint = wait_until(
@@ -122,6 +133,18 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+
+
+def path_without_compilers(folder: Path) -> Path:
+    """A folder with links to all programs on PATH but the compilers: the product needs none."""
+    folder.mkdir()
+    for entry in os.environ["PATH"].split(os.pathsep):
+        for program in sorted(Path(entry).glob("*")):
+            if not COMPILERS.fullmatch(program.name):
+                with contextlib.suppress(FileExistsError):
+                    (folder / program.name).symlink_to(program)
+    assert shutil.which("gcc", path=str(folder)) is None
+    return folder
 
 
 def _endpoint(process: subprocess.Popen[bytes], state_dir: Path, log: Path) -> str | None:

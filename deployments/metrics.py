@@ -1,0 +1,83 @@
+"""Prometheus metrics of an ingress, through Ray's exporter.
+
+Read from the flow's and the router's own counters once a second (engine_client's tick), so that
+no request pays for them. Names follow Prometheus: unit suffix, _total for counters. Labels are
+bounded: model, outcome, kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ray.util.metrics import Counter, Gauge
+
+if TYPE_CHECKING:
+    from deployments.request_flow import RequestFlow
+
+DEGRADATIONS = ("directory", "link_refused", "agent", "role_missing")
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Turns totals that only grow into increments of a Ray counter."""
+
+    counter: Counter
+    seen: dict[tuple[tuple[str, str], ...], int] = field(default_factory=dict)
+
+    def set(self, tags: dict[str, str], total: int) -> None:
+        key = tuple(sorted(tags.items()))
+        grown = total - self.seen.get(key, 0)
+        if grown > 0:
+            self.counter.inc(grown, tags)
+            self.seen[key] = total
+
+
+class IngressMetrics:
+    """The metrics of one ingress replica; Ray adds its own labels (replica, node)."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._outcomes = _Totals(
+            Counter(
+                "headwater_requests_total",
+                "Requests that ended, by outcome.",
+                tag_keys=("model", "outcome"),
+            )
+        )
+        self._events = _Totals(
+            Counter(
+                "headwater_flow_events_total",
+                "Hand-overs, resumes after a lost worker, role fallbacks, late outputs dropped.",
+                tag_keys=("model", "kind"),
+            )
+        )
+        self._in_flight = Gauge(
+            "headwater_requests_in_flight",
+            "Requests by the stage they are in.",
+            tag_keys=("model", "stage"),
+        )
+        self._degraded = Gauge(
+            "headwater_degraded",
+            "1 while something works less well than it should, by what it is.",
+            tag_keys=("model", "what"),
+        )
+
+    def publish(self, flow: RequestFlow, degraded: dict[str, bool]) -> None:
+        """Bring all metrics up to date. ``degraded`` has a value for each of DEGRADATIONS."""
+        model = {"model": self._model}
+        for outcome, total in flow.outcomes.items():
+            self._outcomes.set(model | {"outcome": outcome.value}, total)
+        kinds = {
+            "handover": flow.handovers_total,
+            "resume": flow.resumes_total,
+            "role_fallback": flow.role_fallbacks_total,
+            "late_output": flow.late_outputs_total,
+        }
+        for kind, total in kinds.items():
+            self._events.set(model | {"kind": kind}, total)
+        for stage, count in flow.in_flight().items():
+            self._in_flight.set(count, model | {"stage": stage.value})
+        assert degraded.keys() == set(DEGRADATIONS)
+        for what, now in degraded.items():
+            self._degraded.set(float(now), model | {"what": what})
