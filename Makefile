@@ -1,7 +1,7 @@
 # For developers. Everything runs in .venv, which `./headwater test` makes.
 VENV ?= $(if $(HEADWATER_VENV),$(HEADWATER_VENV),.venv)
 PYTHON := $(VENV)/bin/python
-UV ?= uv
+UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments kvcache router requirements tests
 
 .PHONY: help check lint format format-check types imports unit test e2e chaos lock clean
@@ -23,6 +23,7 @@ format:  ## let ruff format and mend what it can
 
 types:  ## mypy, strict
 	$(PYTHON) -m mypy
+	$(PYTHON) -m mypy requirements/lock.py
 
 imports:  ## who may import whom
 	$(VENV)/bin/lint-imports
@@ -39,7 +40,7 @@ e2e:  ## tests on a whole running cluster
 chaos:  ## tests that kill processes of a running cluster
 	./headwater test -m chaos
 
-lock:  ## resolve requirements/*.in into hashed locks (needs uv)
+lock:  ## resolve requirements/*.in into hashed locks 
 	$(PYTHON) requirements/lock.py --uv $(UV)
 
 clean:  ## remove caches, not the environment

@@ -60,6 +60,7 @@ log = logging.getLogger("headwater.ingress")
 
 DIRECTORY_WAIT_S = 10.0
 TICK_S = 0.5
+PREFILL_SAMPLE_TOKENS_MIN = 16
 
 
 class EngineClient:
@@ -276,22 +277,19 @@ class EngineClient:
         timings = [
             AttemptTiming(t.attempt, t.queue_s, t.compute_s, t.publish_s) for t in message.timings
         ]
-        self._learn(worker, timings, reports)
+        self._learn(worker, message.load, reports)
         effects = self.flow.outputs(worker, outputs, timings, reports, now_s)
         self._carry_out(effects)
         self._report(worker, message.load, now_s)
 
-    def _learn(
-        self, worker: str, timings: Sequence[AttemptTiming], reports: dict[str, KvReport]
-    ) -> None:
-        """Give the cost model what this step measured: prefills that ended with it, and loads."""
-        computed = {timing.attempt: timing.compute_s for timing in timings}
-        for attempt, report in reports.items():
-            if attempt in computed and report.computed_tokens:
-                ms = 1e3 * computed[attempt]
-                self._router.observe_prefill(
-                    worker, report.computed_tokens, ms, report.local_tokens + report.loaded_tokens
-                )
+    def _learn(self, worker: str, load: frames.Load, reports: dict[str, KvReport]) -> None:
+        """Give the cost model what was measured: the last step if it had a prompt in it, loads.
+
+        By step, not by request: the time of a request holds that of all others in its steps.
+        """
+        if load.step_tokens >= PREFILL_SAMPLE_TOKENS_MIN + load.batch:
+            self._router.observe_prefill(worker, load.step_tokens, load.step_ms)
+        for report in reports.values():
             if report.loaded_blocks and not report.failed_blocks:
                 self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)
 
@@ -303,7 +301,7 @@ class EngineClient:
             waiting=load.waiting,
             queued_tokens=load.queued_tokens,
             free_blocks=load.free_blocks,
-            step_ms=load.step_ms or None,
+            step_ms=load.step_ms if load.step_tokens == load.batch > 0 else None,
         )
         self._router.worker_report(worker, report, now_s)
 

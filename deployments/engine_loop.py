@@ -72,6 +72,7 @@ class EngineLoop:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._step_ms = 0.0
         self._batch = 0
+        self._step_tokens = 0
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
@@ -157,6 +158,7 @@ class EngineLoop:
         if result.scheduled_tokens:
             self._step_ms = 1e3 * (time.monotonic() - began_s)
             self._batch = result.scheduled_requests
+            self._step_tokens = result.scheduled_tokens
         self._hand_out(result.outputs)
         self._send_cache_events()
         if result.pending_io and not result.scheduled_tokens:
@@ -252,6 +254,7 @@ class EngineLoop:
             total_blocks=counts.total_blocks,
             steps=counts.steps,
             step_ms=self._step_ms,
+            step_tokens=self._step_tokens,
             batch=self._batch,
             generated_tokens_total=counts.generated_tokens_total,
             computed_tokens_total=counts.computed_tokens_total,

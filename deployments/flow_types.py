@@ -139,7 +139,6 @@ class KvReport:
     published_blocks: int = 0
     failed_blocks: int = 0
     computed_tokens: int = 0
-    local_tokens: int = 0
     load_s: float = 0.0
     publish_s: float = 0.0
     lookup_s: float = 0.0

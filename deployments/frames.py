@@ -101,7 +101,10 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """The worker's whole load (all ingresses), carried by every Outputs and Ping."""
+    """The worker's whole load (all ingresses), carried by every Outputs and Ping.
+
+    step_ms, step_tokens, batch: duration, computed tokens and requests of the last step.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -110,6 +113,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     total_blocks: int = 0
     steps: int = 0
     step_ms: float = 0.0
+    step_tokens: int = 0
     batch: int = 0
     generated_tokens_total: int = 0
     computed_tokens_total: int = 0

@@ -116,7 +116,7 @@ def test_metrics_leave_through_the_exporter_of_ray(cluster: Cluster) -> None:
 
 def scrape(cluster: Cluster) -> str:
     """All targets that Ray names for Prometheus."""
-    (found,) = cluster.state_dir.rglob("prom_metrics_service_discovery.json")
+    found = next(cluster.state_dir.rglob("prom_metrics_service_discovery.json"))
     pages = []
     for group in json.loads(found.read_text()):
         for target in group["targets"]:

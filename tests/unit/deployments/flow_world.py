@@ -200,6 +200,8 @@ class World:
                 worker.running[message.attempt] = (message, list(message.resume_tokens))
                 if message.role is Role.DECODE and message.handoff is not None:
                     self.leases.pop((worker.node, message.handoff), None)  # taken over
+        given_up = set(worker.running) - set(self.flow._by_attempt)
+        assert not given_up, "a worker is told of each attempt that is wanted no more"
 
     def step(self, name: str) -> None:
         """One engine step: a token for each attempt."""

@@ -120,7 +120,7 @@ class FlowMachine(RuleBasedStateMachine):
         assert all(a.handoff in {None, a.attempt} for a in prefills)
 
 
-FlowMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+FlowMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.slow
