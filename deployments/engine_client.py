@@ -227,6 +227,7 @@ class EngineClient:
             node=member.node,
             block_size=self._settings.block_size,
             slots=welcome.slots,
+            machine=welcome.machine,
         )
         self._router.add_worker(view)
         self._views[worker] = view
@@ -288,7 +289,9 @@ class EngineClient:
         By step, not by request: the time of a request holds that of all others in its steps.
         """
         if load.step_tokens >= PREFILL_SAMPLE_TOKENS_MIN + load.batch:
-            self._router.observe_prefill(worker, load.step_tokens, load.step_ms)
+            self._router.observe_prefill(
+                worker, load.step_tokens, load.step_ms, pairs=load.step_pairs
+            )
         for report in reports.values():
             if report.loaded_blocks and not report.failed_blocks:
                 self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)

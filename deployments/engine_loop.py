@@ -73,6 +73,7 @@ class EngineLoop:
         self._step_ms = 0.0
         self._batch = 0
         self._step_tokens = 0
+        self._step_pairs = 0.0
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
@@ -159,6 +160,7 @@ class EngineLoop:
             self._step_ms = 1e3 * (time.monotonic() - began_s)
             self._batch = result.scheduled_requests
             self._step_tokens = result.scheduled_tokens
+            self._step_pairs = result.scheduled_pairs
         self._hand_out(result.outputs)
         self._send_cache_events()
         if result.pending_io and not result.scheduled_tokens:
@@ -255,6 +257,7 @@ class EngineLoop:
             steps=counts.steps,
             step_ms=self._step_ms,
             step_tokens=self._step_tokens,
+            step_pairs=self._step_pairs,
             batch=self._batch,
             generated_tokens_total=counts.generated_tokens_total,
             computed_tokens_total=counts.computed_tokens_total,

@@ -2,7 +2,7 @@
 
 A frame is a little-endian u32 length and a msgpack array whose first element names the message.
 Nothing is pickled. Requests and step outputs are opaque bytes here: vLLM's own msgpack structs,
-made and read by deployments/engine/codec. Called by link.py and worker.py. DESIGN D3.
+made and read by deployments/engine/codec. Called by link.py and link_server.py. DESIGN D3.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from deployments.errors import LinkError
 FRAME_BYTES_BEFORE_AUTH = 4096
 FRAME_BYTES_MAX = 64 << 20
 PROTOCOL_VERSION = 1
+NONCE_BYTES = 32
 _LENGTH = struct.Struct("<I")
 
 
@@ -56,6 +57,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
     namespace: dict[str, str]
     slots: int
     queue_max: int
+    machine: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -103,7 +105,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """The worker's whole load (all ingresses), carried by every Outputs and Ping.
 
-    step_ms, step_tokens, batch: duration, computed tokens and requests of the last step.
+    step_ms, step_tokens, step_pairs, batch: duration, computed tokens, pairs of one of them and
+    one before it, and requests of the last step.
     """
 
     running: int = 0
@@ -114,6 +117,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     step_ms: float = 0.0
     step_tokens: int = 0
+    step_pairs: float = 0.0
     batch: int = 0
     generated_tokens_total: int = 0
     computed_tokens_total: int = 0
@@ -208,7 +212,7 @@ async def read(reader: asyncio.StreamReader, *, bytes_max: int = FRAME_BYTES_MAX
         return _DECODER.decode(await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError) as ended:
         raise LinkError("peer closed the connection") from ended
-    except msgspec.DecodeError as bad:
+    except (msgspec.DecodeError, RecursionError) as bad:
         msg = f"peer sent a malformed frame: {bad}"
         raise LinkError(msg) from bad
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import re
 import time
 import uuid
@@ -23,19 +25,35 @@ Receive = Callable[[], Awaitable[AsgiMessage]]
 Send = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+log = logging.getLogger("headwater.edge")
+
 REQUEST_HEADER = b"x-headwater-request"
+# Every route of vLLM's application (0.32, task "generate") that asks the engine for tokens.
 GENERATE_PATHS = frozenset(
     {
         "/v1/chat/completions",
+        "/v1/chat/completions/batch",
         "/v1/completions",
         "/v1/responses",
         "/v1/messages",
+        "/v1/systemone",
         "/inference/v1/generate",
-        "/generate",
+        "/generative_scoring",
+        "/invocations",
     }
 )
 # Fields through which vLLM's server would let a client steer transfers between engines.
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
+REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1/generate takes
+# Text that a body must hold for one of them to be in it; or it holds escapes, or is not UTF-8:
+# json.loads reads UTF-16 and UTF-32 too, where each ASCII character has zero bytes beside it.
+_SUSPICIOUS = (*(f.encode() for f in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD)), b"\\u", b"\0")
+_ERROR_KINDS = {
+    400: "BadRequestError",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "InternalServerError",
+}
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -84,13 +102,16 @@ class HttpEdge:
         generates = (
             scope["type"] == "http"
             and scope["method"] == "POST"
-            and scope["path"].rstrip("/") in GENERATE_PATHS
+            and _route_path(scope).rstrip("/") in GENERATE_PATHS
         )
         if not generates:
             await self._app(_with_safe_request_id(scope), receive, send)
             return
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
-        body = await _read_body(receive, self._body_bytes_max)
+        try:
+            body = await _read_body(receive, self._body_bytes_max)
+        except _ClientGone:
+            return
         if body is None:
             message = f"Request body is larger than {self._body_bytes_max} bytes."
             await _respond(send, trace, 413, message, "request_too_large")
@@ -104,14 +125,31 @@ class HttpEdge:
         if refusal is not None:
             await _respond_busy(send, trace, refusal)
             return
+        try:
+            await self._generate(trace, scope, _replay(body, receive), send)
+        finally:
+            self._events.release(trace.trace_id)
+
+    async def _generate(self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let vLLM answer. Also an answer that it fails to begin carries our header."""
+        has_begun = False
+
+        async def begun(message: AsgiMessage) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
         token = CURRENT_TRACE.set(trace)
         try:
-            await self._app(
-                _with_safe_request_id(scope), _replay(body, receive), self._observe(trace, send)
-            )
+            await self._app(_with_safe_request_id(scope), receive, self._observe(trace, begun))
+        except Exception:
+            if has_begun:
+                raise  # the server cuts the answer short: the client must not take it for whole
+            log.exception("request %s failed before its answer began", trace.trace_id)
+            message = "The server failed on this request."
+            await _respond(send, trace, 500, message, "internal_error")
         finally:
             CURRENT_TRACE.reset(token)
-            self._events.release(trace.trace_id)
 
     def _observe(self, trace: HttpTrace, send: Send) -> Send:
         """Add our header; note the time at which a stream's first token leaves."""
@@ -133,14 +171,28 @@ class HttpEdge:
         return observed
 
 
+class _ClientGone(Exception):
+    """The client went before its request was whole: there is nobody to answer."""
+
+
+def _route_path(scope: Scope) -> str:
+    """The path that the application routes by: without the prefix that it is mounted under.
+
+    As starlette._utils.get_route_path (1.x) has it; what differs would pass unchecked.
+    """
+    path, root = str(scope["path"]), str(scope.get("root_path", ""))
+    is_below = path == root or path.startswith(f"{root}/")
+    return path[len(root) :] if root and is_below else path
+
+
 async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The whole body, or None when it is too large."""
+    """The whole body, or None when it is too large. Raises _ClientGone."""
     parts: list[bytes] = []
     size = 0
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return b""
+            raise _ClientGone
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > bytes_max:
@@ -166,14 +218,17 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _refused_field(body: bytes) -> str | None:
     """The first reserved field that the body sets to anything but null.
 
-    Parsed only when a field's name occurs at all, escapes included.
+    Parsed only when a field's name may occur at all. Only where vLLM reads them do they count: a
+    message's text, a tool's schema or metadata may hold these words.
     """
-    suspicious = b"\\u" in body or any(name.encode() in body for name in REFUSED_FIELDS)
-    if not suspicious:
+    if not any(text in body for text in _SUSPICIOUS):
         return None
     with contextlib.suppress(ValueError, RecursionError):
         parsed = json.loads(body)
         if isinstance(parsed, dict):
+            sampling = parsed.get("sampling_params")
+            if isinstance(sampling, dict) and sampling.get(REFUSED_SAMPLING_FIELD) is not None:
+                return f"sampling_params.{REFUSED_SAMPLING_FIELD}"
             return next((name for name in REFUSED_FIELDS if parsed.get(name) is not None), None)
     return None  # vLLM answers malformed JSON in its own words
 
@@ -194,7 +249,7 @@ def _with_safe_request_id(scope: Scope) -> Scope:
 
 
 async def _respond_busy(send: Send, trace: HttpTrace, refusal: Refusal) -> None:
-    seconds = max(1, round(refusal.retry_after_s))
+    seconds = max(1, math.ceil(refusal.retry_after_s))  # sooner would be refused again
     message = f"{refusal.reason} Try again in about {seconds} s."
     extra = [(b"retry-after", str(seconds).encode())]
     await _respond(send, trace, 429, message, "overloaded", headers=extra)
@@ -211,7 +266,7 @@ async def _respond(
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
     """An error in OpenAI's shape."""
-    kind = {429: "rate_limit_error", 413: "invalid_request_error"}.get(status, "BadRequestError")
+    kind = _ERROR_KINDS[status]
     error = {"message": message, "type": kind, "param": param, "code": code}
     body = json.dumps({"error": error}).encode()
     base = [

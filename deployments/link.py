@@ -1,8 +1,8 @@
 """The ingress's end of a link to one worker: connect, authenticate, send, receive, notice death.
 
 One asyncio task per link. Called by engine_client. Losing the link for any reason (closed, silent
-for longer than the deadline, refused) is reported once through ``on_lost``; whoever holds the
-link then fences its attempts. Must not know requests or routing. DESIGN D3.
+for longer than the deadline) is reported once, as what ``run`` returns; whoever holds the link
+then fences its attempts. Must not know requests or routing. DESIGN D3.
 """
 
 from __future__ import annotations
@@ -43,20 +43,17 @@ async def open_link(
     Raises LinkRefused when the two must not talk (secret or namespace differ, the message names
     the field), LinkError when the worker cannot be reached.
     """
-    writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
-            welcome = await _handshake(reader, writer, ingress, secret, namespace)
-    except (OSError, TimeoutError) as failed:
-        if writer is not None:
-            writer.close()
-        msg = f"worker at {host}:{port} cannot be reached: {failed or 'timed out'}"
+            try:
+                welcome = await _handshake(reader, writer, ingress, secret, namespace)
+            except BaseException:
+                writer.transport.abort()
+                raise
+    except OSError as failed:  # a time-out is one, and has no text
+        msg = f"worker at {host}:{port} cannot be reached: {str(failed) or 'timed out'}"
         raise LinkError(msg) from failed
-    except LinkError:
-        if writer is not None:
-            writer.close()
-        raise
     return WorkerLink(reader, writer, welcome, settings)
 
 
@@ -67,7 +64,7 @@ async def _handshake(
     secret: bytes,
     namespace: dict[str, str],
 ) -> frames.Welcome:
-    nonce = os.urandom(32)
+    nonce = os.urandom(frames.NONCE_BYTES)
     writer.write(frames.encode(frames.Hello(frames.PROTOCOL_VERSION, ingress, nonce)))
     challenge = await frames.read(reader, bytes_max=frames.FRAME_BYTES_BEFORE_AUTH)
     if isinstance(challenge, frames.Refused):
@@ -131,7 +128,8 @@ class WorkerLink:
             return str(ended)
         finally:
             watch.cancel()
-            self._writer.close()
+            # Not close(): a peer that does not read would keep what is queued for it alive.
+            self._writer.transport.abort()
 
     async def _watch(self) -> None:
         """Ping, and cut the link when the worker has been silent for too long (SIGSTOP)."""

@@ -2,7 +2,8 @@
 
 Runs on the replica's event loop; called by worker.py. An ingress that reads slowly has its
 outputs coalesced into fewer frames, never blocks the engine thread, and is dropped when it is
-more than ``backlog_outputs_max`` outputs behind. Must not know the engine. DESIGN D3.
+more than ``backlog_outputs_max`` outputs or ``backlog_bytes_max`` bytes behind. Must not know the
+engine. DESIGN D3.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from deployments.errors import LinkError
 log = logging.getLogger("headwater.link")
 
 WRITE_BUFFER_BYTES_HIGH = 256 << 10
+FRAME_OUTPUTS_MAX = 4096  # so that a frame of coalesced outputs stays well below its size limit
 
 
 class LinkEvents(Protocol):
     """What a worker does with what ingresses say. Called on the event loop."""
 
-    def ingress_joined(self, ingress: str) -> None: ...  # noqa: D102
-    def ingress_left(self, ingress: str) -> None: ...  # noqa: D102
-    def received(self, ingress: str, message: frames.Message) -> None: ...  # noqa: D102
+    def ingress_joined(self, ingress: str) -> None: ...
+    def ingress_left(self, ingress: str) -> None: ...
+    def received(self, ingress: str, message: frames.Message) -> None: ...
 
 
 @dataclass(slots=True)
@@ -44,12 +46,20 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class LinkServerSettings:
-    """Bounds of the worker's end. Times in seconds."""
+    """Bounds of the worker's end. Times in seconds.
+
+    Attributes:
+        backlog_outputs_max: outputs that wait for a slow ingress, before it is dropped.
+        backlog_bytes_max: written for an ingress but not sent yet (snapshots of the cache are
+            large), before it is dropped.
+
+    """
 
     handshake_timeout_s: float = 5.0
     ping_interval_s: float = 1.0
     silence_s: float = 10.0
     backlog_outputs_max: int = 200_000
+    backlog_bytes_max: int = 128 << 20
 
 
 class LinkServer:
@@ -94,18 +104,15 @@ class LinkServer:
         peer.outputs.extend(outputs)
         peer.timings.extend(timings)
         if len(peer.outputs) > self._settings.backlog_outputs_max:
-            self.dropped_slow_total += 1
-            log.warning("ingress %s is %d outputs behind: dropped", ingress, len(peer.outputs))
-            peer.writer.transport.abort()
-            return
-        if peer.blocked is None:
+            self._drop_slow(peer, f"{len(peer.outputs)} outputs")
+        elif peer.blocked is None:
             self._flush(peer)
 
     def send(self, ingress: str, message: frames.Message) -> None:
         """Send one message to one ingress, if it is still there."""
         peer = self._peers.get(ingress)
-        if peer is not None and not peer.writer.is_closing():
-            peer.writer.write(frames.encode(message))
+        if peer is not None:
+            self._write(peer, message)
 
     def broadcast(self, message: frames.Message) -> None:
         """Send one message to every ingress."""
@@ -113,13 +120,15 @@ class LinkServer:
             self.send(ingress, message)
 
     def _flush(self, peer: _Peer) -> None:
-        if not peer.outputs or peer.writer.is_closing():
-            return
-        body = self._encode_outputs(peer.outputs)
-        peer.writer.write(frames.encode(frames.Outputs(body, peer.timings, self.load)))
-        peer.outputs, peer.timings = [], []
-        if peer.writer.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES_HIGH:
-            peer.blocked = asyncio.create_task(self._unblock(peer))
+        """Send what waits, until the socket takes no more; then wait for it to drain."""
+        while peer.outputs and not peer.writer.is_closing():
+            if peer.writer.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES_HIGH:
+                peer.blocked = asyncio.create_task(self._unblock(peer))
+                return
+            body = self._encode_outputs(peer.outputs[:FRAME_OUTPUTS_MAX])
+            timings, peer.timings = peer.timings, []
+            del peer.outputs[:FRAME_OUTPUTS_MAX]
+            self._write(peer, frames.Outputs(body, timings, self.load))
 
     async def _unblock(self, peer: _Peer) -> None:
         try:
@@ -130,28 +139,50 @@ class LinkServer:
             peer.blocked = None
         self._flush(peer)
 
+    def _write(self, peer: _Peer, message: frames.Message) -> None:
+        if peer.writer.is_closing():
+            return
+        try:
+            peer.writer.write(frames.encode(message))
+        except LinkError as too_large:
+            self._drop_slow(peer, str(too_large))
+            return
+        behind_bytes = peer.writer.transport.get_write_buffer_size()
+        if behind_bytes > self._settings.backlog_bytes_max:
+            self._drop_slow(peer, f"{behind_bytes} bytes")
+
+    def _drop_slow(self, peer: _Peer, behind: str) -> None:
+        self.dropped_slow_total += 1
+        log.warning("ingress %s is dropped, it is too far behind: %s", peer.ingress, behind)
+        self._drop(peer)
+
     # ---- links ------------------------------------------------------------------------------
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 ingress = await self._handshake(reader, writer)
-        except (LinkError, TimeoutError, OSError) as failed:
-            log.warning("refused a connection: %s", failed or "handshake timed out")
+        except (LinkError, OSError) as failed:  # a time-out is an OSError, and has no text
+            log.warning("refused a connection: %s", str(failed) or "handshake timed out")
             writer.close()
             return
+        except BaseException:
+            writer.transport.abort()
+            raise
         peer = _Peer(ingress, reader, writer, time.monotonic())
         older = self._peers.get(ingress)
         if older is not None:
             self._drop(older)
         self._peers[ingress] = peer
-        self._events.ingress_joined(ingress)
         try:
+            self._events.ingress_joined(ingress)
             while True:
                 message = await frames.read(reader)
+                if self._peers.get(ingress) is not peer:
+                    break  # dropped: what it had sent before is fenced like the rest
                 peer.heard_s = time.monotonic()
                 if isinstance(message, frames.Ping):
-                    writer.write(frames.encode(frames.Pong()))
+                    self._write(peer, frames.Pong())
                 elif not isinstance(message, frames.Pong):
                     self._events.received(ingress, message)
         except LinkError as ended:
@@ -162,8 +193,8 @@ class LinkServer:
     async def _handshake(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
         bytes_max = frames.FRAME_BYTES_BEFORE_AUTH
         hello = await frames.read(reader, bytes_max=bytes_max)
-        if not isinstance(hello, frames.Hello):
-            raise LinkError("first message is not HELLO")
+        if not isinstance(hello, frames.Hello) or len(hello.nonce) != frames.NONCE_BYTES:
+            raise LinkError("first message is not a HELLO with a nonce")
         if hello.version != frames.PROTOCOL_VERSION:
             reason = (
                 f"protocol version: {frames.PROTOCOL_VERSION} at the worker, "
@@ -171,7 +202,7 @@ class LinkServer:
             )
             writer.write(frames.encode(frames.Refused(reason)))
             raise LinkError(reason)
-        nonce = os.urandom(32)
+        nonce = os.urandom(frames.NONCE_BYTES)
         ours = frames.proof(self._secret, "worker", hello.nonce, nonce)
         writer.write(frames.encode(frames.Challenge(nonce, ours)))
         answer = await frames.read(reader, bytes_max=bytes_max)
@@ -191,7 +222,8 @@ class LinkServer:
         return hello.ingress
 
     def _drop(self, peer: _Peer) -> None:
-        peer.writer.close()
+        """End a link at once, what is queued for it included; tells of it once."""
+        peer.writer.transport.abort()
         if peer.blocked is not None:
             peer.blocked.cancel()
         if self._peers.get(peer.ingress) is peer:
@@ -206,12 +238,12 @@ class LinkServer:
             for peer in list(self._peers.values()):
                 if now_s - peer.heard_s > self._settings.silence_s:
                     log.warning("ingress %s is silent: dropped", peer.ingress)
-                    peer.writer.transport.abort()
+                    self._drop(peer)
                 else:
                     self.send(peer.ingress, frames.Ping(self.load))
 
     def close(self) -> None:
-        """Stop listening and end every link."""
+        """Stop listening and end every link, once what is queued for it has been sent."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:

@@ -271,7 +271,11 @@ class RequestFlow:
         return effects
 
     def rejected(
-        self, attempt_id: str, message: str, client_fault: bool, now_s: float  # noqa: FBT001
+        self,
+        attempt_id: str,
+        message: str,
+        client_fault: bool,
+        now_s: float,  # noqa: FBT001
     ) -> list[Effect]:
         """The worker would not take the attempt (invalid for its engine, or its queue is full)."""
         request = self._by_attempt.get(attempt_id)

@@ -6,8 +6,9 @@ and the status endpoint. Holds no tokens and no text.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from deployments.flow_types import AttemptTiming, Intake, KvReport, Outcome, Role
 from router.decision import Decision
@@ -105,18 +106,28 @@ def ttft_parts(record: RequestRecord) -> TtftParts | None:
 
 
 class RecordStore:
-    """The last ``records_max`` records by trace id; older ones are forgotten (I9)."""
+    """The last ``records_max`` records by trace id; older ones are forgotten (I9).
+
+    One HTTP request may ask for thousands of answers: its own oldest ones are forgotten too.
+    """
 
     def __init__(self, records_max: int = 1024) -> None:
+        assert records_max > 0, records_max
         self._records_max = records_max
-        self._by_trace: OrderedDict[str, list[RequestRecord]] = OrderedDict()
+        self._records = 0
+        self._by_trace: OrderedDict[str, deque[RequestRecord]] = OrderedDict()
 
     def add(self, record: RequestRecord) -> None:
         """Keep a record from its start on; mutates the store."""
-        self._by_trace.setdefault(record.trace_id, []).append(record)
+        self._by_trace.setdefault(record.trace_id, deque()).append(record)
         self._by_trace.move_to_end(record.trace_id)
-        while len(self._by_trace) > self._records_max:
-            self._by_trace.popitem(last=False)
+        self._records += 1
+        while self._records > self._records_max:
+            trace_id, oldest = next(iter(self._by_trace.items()))
+            oldest.popleft()
+            self._records -= 1
+            if not oldest:
+                del self._by_trace[trace_id]
 
     def get(self, trace_id: str) -> tuple[RequestRecord, ...]:
         """The engine requests of one HTTP request, oldest first; empty when unknown."""
@@ -124,4 +135,4 @@ class RecordStore:
 
     def latest(self, count: int) -> tuple[str, ...]:
         """The newest trace ids, newest first."""
-        return tuple(list(reversed(self._by_trace))[:count])
+        return tuple(islice(reversed(self._by_trace), max(0, count)))

@@ -104,6 +104,7 @@ class EngineWorker:
             namespace={f.name: str(getattr(namespace, f.name)) for f in fields(namespace)},
             slots=engine.max_num_seqs,
             queue_max=self._settings.queue_max,
+            machine=f"{self._loop.engine.layout.isa}, {self._settings.cores} cores",
         )
 
     # ---- Serve ------------------------------------------------------------------------------

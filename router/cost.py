@@ -29,7 +29,7 @@ _PAIRS = 1e6  # the attention term counts millions of token pairs
 
 @dataclass(slots=True)
 class WorkerCost:
-    """Fitted constants of one worker (or, pooled, of one model)."""
+    """Fitted constants of the workers of one model on one kind of machine."""
 
     prefill: TwoTermFit  # x: new tokens, y: million pairs
     step: TwoTermFit  # x: 1, y: streams in the batch
@@ -60,77 +60,76 @@ class WorkerCost:
 
 
 class CostModel:
-    """Constants by worker; a new worker starts from its model's pooled ones."""
+    """Constants by model and kind of machine: workers of one kind share theirs.
+
+    Not by worker: roles see other samples (prefill long prompts, decode their tails), so that
+    equal machines came to unequal constants, and the router fled the one that it knew better.
+    """
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings
-        self._pooled: dict[str, WorkerCost] = {}
+        self._costs: dict[tuple[str, str], WorkerCost] = {}
         self._workers: dict[str, WorkerCost] = {}
-        self._model_of: dict[str, str] = {}
 
-    def add_worker(self, worker: str, model: str) -> WorkerCost:
-        """Constants of a worker, which it keeps if it is known already."""
-        if worker not in self._workers:
-            pooled = self._pooled.setdefault(model, self._costs(None))
-            self._workers[worker] = self._costs(pooled)
-            self._model_of[worker] = model
+    def add_worker(self, worker: str, model: str, machine: str = "") -> WorkerCost:
+        """Constants of a worker: those of its kind, which it goes on teaching."""
+        key = (model, machine)
+        if key not in self._costs:
+            self._costs[key] = self._start()
+        self._workers[worker] = self._costs[key]
         return self._workers[worker]
 
     def remove_worker(self, worker: str) -> None:
-        """Forget a worker; its model keeps what it taught."""
+        """Forget a worker; its kind keeps what it taught."""
         self._workers.pop(worker, None)
-        self._model_of.pop(worker, None)
 
-    def observe_prefill(self, worker: str, tokens: int, ms: float, context_tokens: int = 0) -> None:
-        """Sample: `tokens` new tokens were computed in `ms`, without waiting in a queue."""
-        pairs = tokens * (context_tokens + tokens / 2) / _PAIRS
-        for cost in self._of(worker):
-            cost.prefill.observe(tokens, pairs, ms)
+    def observe_prefill(self, worker: str, tokens: int, ms: float, *, pairs: float) -> None:
+        """Sample: a step computed `tokens` new tokens in `ms`.
+
+        `pairs`: pairs of one of them and a token before it, which is what attention works on.
+        """
+        cost = self._workers.get(worker)
+        if cost is not None:
+            cost.prefill.observe(tokens, pairs / _PAIRS, ms)
 
     def observe_step(self, worker: str, batch: int, ms: float) -> None:
         """Sample: one pure decode step with `batch` streams took `ms`."""
-        for cost in self._of(worker):
+        cost = self._workers.get(worker)
+        if cost is not None:
             cost.step.observe(1.0, batch, ms)
 
     def observe_load(self, worker: str, blocks: int, ms: float) -> None:
         """Sample: `blocks` blocks were loaded from the slab in `ms`."""
-        for cost in self._of(worker):
+        cost = self._workers.get(worker)
+        if cost is not None:
             cost.load.observe(1.0, blocks, ms)
 
     def observe_handoff(self, worker: str, ms: float) -> None:
         """Sample: between prefill's and decode's first tokens went `ms`, loads and step apart."""
-        for cost in self._of(worker):
+        cost = self._workers.get(worker)
+        if cost is not None:
             cost.handoff.observe(1.0, 0.0, ms)
 
     def validate(self) -> None:
         """Check all constants. Raises AssertionError."""
-        assert self._workers.keys() == self._model_of.keys()
-        for cost in (*self._workers.values(), *self._pooled.values()):
+        for cost in self._costs.values():
             cost.validate()
+        kinds = [id(cost) for cost in self._costs.values()]
+        assert all(id(cost) in kinds for cost in self._workers.values())
 
-    def _of(self, worker: str) -> tuple[WorkerCost, ...]:
-        cost = self._workers.get(worker)
-        return () if cost is None else (cost, self._pooled[self._model_of[worker]])
-
-    def _costs(self, pooled: WorkerCost | None) -> WorkerCost:
+    def _start(self) -> WorkerCost:
         s = self._settings
 
         def fit(start: tuple[float, float], typical_x: float, typical_y: float) -> TwoTermFit:
             half_life, prior = s.fit_half_life_samples, s.fit_prior_weight
             return TwoTermFit(start, typical_x, typical_y, half_life, prior)
 
-        costs = WorkerCost(
+        return WorkerCost(
             fit((s.prefill_start_ms_per_token, s.prefill_start_ms_per_megapair), 256.0, 0.0328),
             fit((s.step_start_ms, s.step_start_ms_per_stream), 1.0, 4.0),
             fit((s.load_start_ms, s.load_start_ms_per_block), 1.0, 16.0),
             fit((s.handoff_start_ms, s.load_start_ms_per_block), 1.0, 16.0),
         )
-        if pooled is not None:
-            costs.prefill.begin_at(pooled.prefill)
-            costs.step.begin_at(pooled.step)
-            costs.load.begin_at(pooled.load)
-            costs.handoff.begin_at(pooled.handoff)
-        return costs
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Online least squares for a cost with two positive coefficients.
 
-Called by: router/cost.py, one fit per worker and kind of cost. Must not: keep samples (it keeps
+Called by: router/cost.py, one fit per kind of machine and of cost. Must not: keep samples (it keeps
 five sums), or return a coefficient outside its bounds.
 """
 
@@ -35,11 +35,6 @@ class TwoTermFit:
     def __post_init__(self) -> None:
         """Begin at the start values."""
         self.first, self.second = self._prior = self.start
-
-    def begin_at(self, other: TwoTermFit) -> None:
-        """Take the state of another fit of the same kind as the prior. Mutates."""
-        self.first, self.second = other.first, other.second
-        self._prior = (other.first, other.second)
 
     def predict(self, x: float, y: float) -> float:
         """Cost in ms."""

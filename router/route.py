@@ -61,7 +61,7 @@ class Router:
             self._workers[view.worker] = Worker(
                 view.worker,
                 view,
-                self.costs.add_worker(view.worker, view.model),
+                self.costs.add_worker(view.worker, view.model, view.machine),
                 engine_source(view.worker),
                 slab_source(view.node),
                 crc32(view.worker.encode(), self.settings.seed & 0xFFFFFFFF),
@@ -159,9 +159,9 @@ class Router:
         """Load of all workers, sorted by name."""
         return tuple(self._loads.view(worker, now_s) for worker in self._loads.workers())
 
-    def observe_prefill(self, worker: str, tokens: int, ms: float, context_tokens: int = 0) -> None:
+    def observe_prefill(self, worker: str, tokens: int, ms: float, *, pairs: float) -> None:
         """Sample for the fit: see CostModel.observe_prefill."""
-        self.costs.observe_prefill(worker, tokens, ms, context_tokens)
+        self.costs.observe_prefill(worker, tokens, ms, pairs=pairs)
 
     def observe_step(self, worker: str, batch: int, ms: float) -> None:
         """Sample for the fit: see CostModel.observe_step."""

@@ -24,6 +24,8 @@ class WorkerView:
     state: State = "ready"
     slots: int = 16
     """Requests that its engine runs at once (max_num_seqs)."""
+    machine: str = ""
+    """Kind of machine and of engine build; workers of one kind share their cost constants."""
 
 
 @dataclass(frozen=True, slots=True)

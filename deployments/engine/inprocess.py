@@ -47,6 +47,7 @@ class StepResult:
     outputs: of each request that has new tokens or ended by itself; aborted ones have none.
     scheduled_tokens: tokens computed in this step, prompt and output together.
     scheduled_requests: requests that they belong to: the batch.
+    scheduled_pairs: pairs of one of these tokens and one before it: the attention's work.
     pending_io: work is there but none could run: a load, a look-up or a grammar is on its way in
     another thread. Step again after a short wait (about 1 ms), not at once.
     """
@@ -54,6 +55,7 @@ class StepResult:
     outputs: list[EngineCoreOutput]
     scheduled_tokens: int
     scheduled_requests: int
+    scheduled_pairs: float
     pending_io: bool
 
 
@@ -187,12 +189,14 @@ class InprocessEngine:
         self._core.post_step(executed)
         outputs = [output for step in (by_client or {}).values() for output in step.outputs]
         self._ended = [output.request_id for output in outputs if output.finish_reason is not None]
-        tokens, requests = self._scheduler.last_scheduled if executed else (0, 0)
+        nothing = (0, 0, 0.0)
+        tokens, requests, pairs = self._scheduler.last_scheduled if executed else nothing
         self._steps += 1
         self._computed_tokens += tokens
         self._generated_tokens += sum(len(output.new_token_ids) for output in outputs)
         self._note_publish_wait()
-        return StepResult(outputs, tokens, requests, pending_io=not tokens and self.has_work())
+        pending = not tokens and self.has_work()
+        return StepResult(outputs, tokens, requests, pairs, pending_io=pending)
 
     def _note_publish_wait(self) -> None:
         stats = self.kv_stats()

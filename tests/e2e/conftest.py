@@ -90,9 +90,12 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(
-    model_path: Path, reference: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    model_path: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """`headwater serve`. Depends on `reference` so that never two heavy things run at once."""
+    """`headwater serve`; after `reference`, if a test wants it: never two heavy things at once."""
+    assert model_path.exists()
+    if any("reference" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("reference")
     with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as running:
         yield running
 

@@ -131,7 +131,7 @@ def test_agent_killed_while_a_stream_runs_and_blocks_come_back(cluster: Cluster)
 
 
 def test_a_request_that_met_two_deaths_ends_in_an_error_event(cluster: Cluster) -> None:
-    ids = prompt(100, 3005)
+    ids = prompt(40, 3005)
     victims = [cluster.worker("decode")["pid"], cluster.worker("prefill")["pid"]]
     killed_at: list[int] = []
 
@@ -148,7 +148,8 @@ def test_a_request_that_met_two_deaths_ends_in_an_error_event(cluster: Cluster) 
     assert got.finish_reason is None
     record = cluster.record(got.trace_id)
     assert record["outcome"] == "failed"
-    assert [a["outcome"].split(":")[0] for a in record["attempts"]] == ["lost", "lost"]
+    lost = [a["worker"] for a in record["attempts"] if a["outcome"].startswith("lost")]
+    assert len(set(lost)) == 2
 
 
 def test_both_workers_gone_and_a_new_request_waits_for_a_replacement(cluster: Cluster) -> None:

@@ -41,7 +41,8 @@ def test_an_answer_of_one_end_token_ends_the_hand_off_that_nobody_will_take(
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_an_abort_during_prefill_stops_the_attempt_and_ends_the_hand_off(
-    world: World, cancelled: bool  # noqa: FBT001
+    world: World,
+    cancelled: bool,  # noqa: FBT001
 ) -> None:
     world.join("p1", "d1")
     world.submit(Job("r"))

@@ -69,11 +69,11 @@ def test_the_terms_of_a_pair_are_the_sums() -> None:
     assert (terms.queue_ms, terms.handoff_ms, terms.caused_ms) == (1.0, 5.0, 11.0)
 
 
-def test_samples_teach_the_worker_and_a_newcomer_of_its_model_but_no_other_model() -> None:
+def test_samples_teach_all_workers_of_a_kind_but_no_other_model_or_machine() -> None:
     costs = CostModel(RouterSettings())
     costs.add_worker("a", "m")
     for _ in range(100):
-        costs.observe_prefill("a", 512, 512 * 0.1)
+        costs.observe_prefill("a", 512, 512 * 0.1, pairs=512 * 256)
         costs.observe_step("a", 4, 10.0)
         costs.observe_load("a", 25, 100.0)
         costs.observe_handoff("a", 15.0)
@@ -83,6 +83,7 @@ def test_samples_teach_the_worker_and_a_newcomer_of_its_model_but_no_other_model
     assert newcomer.load_ms(25) == pytest.approx(100.0, rel=0.1)
     assert newcomer.handoff.first == pytest.approx(15.0, rel=0.1)
     assert costs.add_worker("c", "other").prefill_ms(512, 0) > 1000.0
+    assert costs.add_worker("d", "m", "slower").prefill_ms(512, 0) > 1000.0
     costs.remove_worker("a")
-    costs.observe_prefill("a", 512, 1.0)
+    costs.observe_prefill("a", 512, 1.0, pairs=0.0)
     costs.validate()

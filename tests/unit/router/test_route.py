@@ -291,10 +291,21 @@ def test_samples_change_the_prediction(router: Router) -> None:
     add(router, "p1", "d1")
     before = router.route(ask(needs=True), 0.0).predicted_ttft_ms
     for _ in range(100):
-        router.observe_prefill("p1", 800, 80.0)
+        router.observe_prefill("p1", 800, 80.0, pairs=800 * 400)
     after = router.route(ask(needs=True), 0.0).predicted_ttft_ms
     assert after == pytest.approx(80.0, rel=0.1)
     assert before > 1600.0
+
+
+def test_equal_machines_stay_equal_whatever_one_of_them_teaches(router: Router) -> None:
+    add(router, "p1", "d1")
+    for _ in range(100):
+        router.observe_prefill("p1", 164, 600.0, pairs=164 * 1600)
+    (with_p, without_p) = sorted(
+        router.route(ask(1700), 0.0).candidates, key=lambda c: c.prefill is None
+    )
+    assert with_p.terms.compute_ms == pytest.approx(without_p.terms.compute_ms)
+    assert router.route(ask(1700), 0.0).prefill == "p1"
 
 
 def serve(router: Router, requests: int, concurrency: int) -> tuple[Counter[str], int]:
