@@ -13,6 +13,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cluster.errors import ConfigError
+
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
@@ -330,3 +332,19 @@ class Config(Section):
     router: RouterConfig = Field(default_factory=RouterConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     state: StateConfig = Field(default_factory=StateConfig)
+
+
+def check_kv_room(config: Config, kv_bytes_per_token: int) -> None:
+    """Raises ConfigError if an engine's KV cache is too small for one request of full length.
+
+    The engine would refuse too, half a minute later and inside a worker. A size of 0 means that
+    the model's config does not tell.
+    """
+    needed_mib = -(-config.model.max_model_len * kv_bytes_per_token // MIB)
+    if needed_mib > config.engine.kv_cache_mib:
+        message = (
+            f"engine.kv_cache_mib is {config.engine.kv_cache_mib}, but one request of "
+            f"model.max_model_len ({config.model.max_model_len}) tokens takes {needed_mib} MiB: "
+            "raise the one or lower the other"
+        )
+        raise ConfigError(message)

@@ -5,7 +5,7 @@ Called by cluster/application (which fills them in) and engine_client (which obe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deployments.directory_actor import DirectorySettings
 from deployments.flow_types import FlowLimits
@@ -28,6 +28,6 @@ class ClientSettings:
     expected_namespace: dict[str, str]
     directory: DirectorySettings
     limits: FlowLimits
-    links: LinkSettings = LinkSettings()
+    links: LinkSettings = field(default_factory=LinkSettings)
     reconnect_s: float = 0.5
     refused_retry_s: float = 15.0

@@ -129,7 +129,8 @@ class WorkerLink:
         finally:
             watch.cancel()
             # Not close(): a peer that does not read would keep what is queued for it alive.
-            self._writer.transport.abort()
+            if not self._writer.is_closing():
+                self._writer.transport.abort()
 
     async def _watch(self) -> None:
         """Ping, and cut the link when the worker has been silent for too long (SIGSTOP)."""

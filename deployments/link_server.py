@@ -119,10 +119,11 @@ class LinkServer:
         for ingress in list(self._peers):
             self.send(ingress, message)
 
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: _Peer, *, is_last: bool = False) -> None:
         """Send what waits, until the socket takes no more; then wait for it to drain."""
         while peer.outputs and not peer.writer.is_closing():
-            if peer.writer.transport.get_write_buffer_size() > WRITE_BUFFER_BYTES_HIGH:
+            behind_bytes = peer.writer.transport.get_write_buffer_size()
+            if behind_bytes > WRITE_BUFFER_BYTES_HIGH and not is_last:
                 peer.blocked = asyncio.create_task(self._unblock(peer))
                 return
             body = self._encode_outputs(peer.outputs[:FRAME_OUTPUTS_MAX])
@@ -223,7 +224,8 @@ class LinkServer:
 
     def _drop(self, peer: _Peer) -> None:
         """End a link at once, what is queued for it included; tells of it once."""
-        peer.writer.transport.abort()
+        if not peer.writer.is_closing():  # asyncio's abort() fails once close() has done its work
+            peer.writer.transport.abort()
         if peer.blocked is not None:
             peer.blocked.cancel()
         if self._peers.get(peer.ingress) is peer:
@@ -249,6 +251,7 @@ class LinkServer:
         for task in self._tasks:
             task.cancel()
         for peer in list(self._peers.values()):
+            self._flush(peer, is_last=True)
             peer.writer.close()
 
 

@@ -128,8 +128,7 @@ class RequestFlow:
     ) -> SubmitAttempt:
         """Begin a stay at ``worker`` under a fresh attempt id."""
         intake = request.intake
-        number = len(request.record.attempts) + 1
-        name = f"{intake.request_id}~{number}"
+        name = f"{intake.request_id}~{len(request.record.attempts) + 1}"
         attempt = AttemptRecord(name, worker, role, why, now_s, len(request.tokens))
         request.record.attempts.append(attempt)
         request.record.detail = ""
@@ -274,15 +273,15 @@ class RequestFlow:
         self,
         attempt_id: str,
         message: str,
-        client_fault: bool,
-        now_s: float,  # noqa: FBT001
+        client_fault: bool,  # noqa: FBT001
+        now_s: float,
     ) -> list[Effect]:
         """The worker would not take the attempt (invalid for its engine, or its queue is full)."""
         request = self._by_attempt.get(attempt_id)
         if request is None or request.attempt is None:
             return []
-        worker = request.attempt.worker
-        if request.attempt.role is Role.PREFILL:
+        worker, role = request.attempt.worker, request.attempt.role
+        if role is Role.PREFILL:
             request.handoff = None  # the lease was never opened
         self._end_attempt(request, f"rejected: {message}", now_s)
         if client_fault:
@@ -306,10 +305,8 @@ class RequestFlow:
 
     def worker_ready(self, now_s: float) -> list[Effect]:
         """A worker has joined (the router knows it already): parked requests try, oldest first."""
-        effects: list[Effect] = []
-        for request in self._parked():
-            effects += self._start(request, "worker joined", now_s)
-        return effects
+        parked = self._parked()
+        return [e for request in parked for e in self._start(request, "worker joined", now_s)]
 
     def tick(self, now_s: float) -> list[Effect]:
         """Call about once a second: parked requests end, or try again where they were refused."""

@@ -75,10 +75,11 @@ def _decision_lines(decision: Decision) -> list[str]:
         if decision.prefill
         else f"all of it on {decision.decode}"
     )
-    lines = [
+    told = (
         f"Decision: {where} ({decision.reason}); {decision.cached_tokens} tokens known to be "
         f"cached, first token predicted after {decision.predicted_ttft_ms:.0f} ms."
-    ]
+    )
+    lines = [told]
     if decision.prefix_information == "degraded":
         sources = ", ".join(decision.degraded_sources)
         lines.append(f"  The directory was not sure of {sources}: their blocks did not count.")

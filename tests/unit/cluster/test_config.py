@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import config_sources
-from cluster.config import MIB, Config, default_cache_dir, default_state_dir
+from cluster.config import MIB, Config, check_kv_room, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from router.settings import RouterSettings
 
@@ -226,3 +226,11 @@ def test_the_folders_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
         Path("/s/headwater"),
         Path("/c/headwater"),
     )
+
+
+def test_a_kv_cache_too_small_for_one_request_is_refused_with_what_it_takes() -> None:
+    check_kv_room(Config(), SMOLLM2_KV_BYTES_PER_TOKEN)
+    check_kv_room(Config(), 0)
+    small = load("--kv-mib", "100").config
+    with pytest.raises(ConfigError, match="takes 180 MiB"):
+        check_kv_room(small, SMOLLM2_KV_BYTES_PER_TOKEN)

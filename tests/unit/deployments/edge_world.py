@@ -117,7 +117,7 @@ class Answer:
         return error
 
 
-def scope_of(path: str, *, method: str = "POST", **more: Any) -> Scope:
+def scope_of(path: str, *, method: str = "POST", **more: object) -> Scope:
     headers = [(b"content-type", b"application/json")]
     return {"type": "http", "method": method, "path": path, "headers": headers, **more}
 
@@ -137,10 +137,10 @@ async def ask(
 ) -> Answer:
     """Send a request in parts; ``leaves_after`` so many parts the client is gone."""
     parts = [body] if isinstance(body, bytes) else list(body)
-    incoming: list[AsgiMessage] = [
-        {"type": "http.request", "body": part, "more_body": number < len(parts)}
-        for number, part in enumerate(parts, start=1)
-    ][:leaves_after]
+    incoming: list[AsgiMessage] = []
+    for number, part in enumerate(parts[:leaves_after], start=1):
+        more = number < len(parts)
+        incoming.append({"type": "http.request", "body": part, "more_body": more})
     sent: list[AsgiMessage] = []
 
     async def receive() -> AsgiMessage:

@@ -23,6 +23,12 @@ WAIT_S = 10.0
 PATIENT = LinkSettings(connect_timeout_s=WAIT_S, ping_interval_s=WAIT_S, silence_s=6 * WAIT_S)
 
 
+def cut(writer: asyncio.StreamWriter) -> None:
+    """End a connection at once."""
+    if not writer.is_closing():
+        writer.transport.abort()
+
+
 def encode_outputs(outputs: Sequence[object]) -> bytes:
     return msgspec.msgpack.encode(list(outputs))
 
@@ -92,7 +98,7 @@ async def worker_end(
     finally:
         server.close()
         for peer in list(server._peers.values()):
-            peer.writer.transport.abort()
+            cut(peer.writer)
         async with asyncio.timeout(WAIT_S):
             while server._peers:
                 await seen.queue.get()
@@ -170,7 +176,7 @@ async def raw_ingress(port: int, *, receive_bytes: int | None = None) -> AsyncIt
     try:
         yield RawEnd(reader, writer)
     finally:
-        writer.transport.abort()
+        cut(writer)
 
 
 @asynccontextmanager
@@ -192,7 +198,7 @@ async def raw_worker(script: Callable[[RawEnd], object]) -> AsyncIterator[int]:
     finally:
         server.close()
         for end in ends:
-            end.writer.transport.abort()
+            cut(end.writer)
 
 
 async def welcome(end: RawEnd) -> None:

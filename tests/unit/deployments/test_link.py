@@ -70,9 +70,12 @@ async def test_a_differing_namespace_is_refused_by_name_with_both_values() -> No
 
 
 async def test_fields_that_the_ingress_does_not_expect_do_not_matter() -> None:
-    async with worker_end() as worker:
-        async with running(await connect(worker.port, namespace={"model": "m"})):
-            assert await worker.seen.next_kind() == ("joined", "i1")
+    expected = {"model": "m"}
+    async with (
+        worker_end() as worker,
+        running(await connect(worker.port, namespace=expected)),
+    ):
+        assert await worker.seen.next_kind() == ("joined", "i1")
 
 
 async def test_what_a_worker_refuses_at_hello_is_passed_on() -> None:
@@ -141,23 +144,46 @@ async def test_giving_up_the_attempt_to_connect_closes_the_connection() -> None:
 
 
 async def test_a_worker_that_closes_ends_the_link_once_with_the_reason() -> None:
-    async with worker_end() as worker:
-        async with running(await connect(worker.port)) as ingress:
-            await worker.seen.next()
-            worker.server._peers["i1"].writer.transport.abort()
-            assert await ingress.ended() == "peer closed the connection"
-            ingress.link.send(frames.Abort(["r~1"]))
-            assert await worker.seen.next_kind() == ("left", "i1")
+    async with worker_end() as worker, running(await connect(worker.port)) as ingress:
+        await worker.seen.next()
+        worker.server._peers["i1"].writer.transport.abort()
+        assert await ingress.ended() == "peer closed the connection"
+        await asyncio.sleep(0)
+        names = [repr(task.get_coro()) for task in asyncio.all_tasks()]
+        assert not [name for name in names if "WorkerLink" in name], "nothing runs on"
+        ingress.link.send(frames.Abort(["r~1"]))
+        assert await worker.seen.next_kind() == ("left", "i1")
 
 
 async def test_a_malformed_frame_ends_the_link() -> None:
+    closed = asyncio.Event()
+
     async def broken(end: RawEnd) -> None:
         await welcome(end)
         end.writer.write(b"\x01\x00\x00\x00\xc1")
         await end.is_closed()
+        closed.set()
 
     async with raw_worker(broken) as port, running(await connect(port)) as ingress:
         assert "malformed" in await ingress.ended()
+        async with asyncio.timeout(10):
+            await closed.wait()
+
+
+async def test_an_idle_ingress_pings_its_worker() -> None:
+    heard: asyncio.Queue[frames.Message] = asyncio.Queue()
+
+    async def listening(end: RawEnd) -> None:
+        await welcome(end)
+        heard.put_nowait(await end.read())
+
+    settings = LinkSettings(ping_interval_s=0.02)
+    async with (
+        raw_worker(listening) as port,
+        running(await connect(port, settings=settings)),
+        asyncio.timeout(10),
+    ):
+        assert await heard.get() == frames.Ping()
 
 
 async def test_a_silent_worker_is_cut_after_the_deadline() -> None:

@@ -10,10 +10,8 @@ from tests.unit.deployments.link_world import (
     NAMESPACE,
     RawEnd,
     WorkerEnd,
-    connect,
     decode_outputs,
     raw_ingress,
-    running,
     worker_end,
 )
 
@@ -96,6 +94,16 @@ async def test_a_connection_that_says_nothing_is_cut_after_the_handshakes_deadli
         assert await end.is_closed()
 
 
+async def test_a_ping_is_answered_and_is_not_the_workers_business() -> None:
+    async with worker_end() as worker, raw_ingress(worker.port) as end:
+        await joined(worker, end)
+        end.write(frames.Ping())
+        assert await end.read() == frames.Pong()
+        end.write(frames.Pong())
+        end.write(frames.Resync())
+        assert await worker.seen.next() == ("received", "i1", frames.Resync())
+
+
 # ---- who leaves -----------------------------------------------------------------------------
 
 
@@ -123,11 +131,13 @@ async def test_an_abrupt_end_is_told_once() -> None:
 
 
 async def test_a_silent_ingress_is_dropped_after_the_deadline() -> None:
-    async with worker_end(ping_interval_s=0.02, silence_s=0.1) as worker:
-        async with raw_ingress(worker.port) as end:
-            await joined(worker, end)
-            assert await worker.seen.next_kind() == ("left", "i1")
-            assert await end.is_closed()
+    async with (
+        worker_end(ping_interval_s=0.02, silence_s=0.1) as worker,
+        raw_ingress(worker.port) as end,
+    ):
+        await joined(worker, end)
+        assert await worker.seen.next_kind() == ("left", "i1")
+        assert await end.is_closed()
 
 
 async def test_a_worker_that_fails_on_a_message_still_tells_that_the_ingress_left() -> None:
@@ -232,13 +242,15 @@ async def test_an_ingress_that_is_too_many_outputs_behind_is_dropped_and_others_
 
 
 async def test_other_messages_to_a_slow_ingress_are_bounded_too() -> None:
-    async with worker_end(backlog_bytes_max=1 << 20) as worker:
-        async with raw_ingress(worker.port, receive_bytes=8192) as end:
-            await joined(worker, end)
-            for _ in range(400):
-                worker.server.broadcast(frames.CacheEvents(LARGE.encode()))
-            assert worker.server.dropped_slow_total == 1
-            assert await worker.seen.next_kind() == ("left", "i1")
+    async with (
+        worker_end(backlog_bytes_max=1 << 20) as worker,
+        raw_ingress(worker.port, receive_bytes=8192) as end,
+    ):
+        await joined(worker, end)
+        for _ in range(400):
+            worker.server.broadcast(frames.CacheEvents(LARGE.encode()))
+        assert worker.server.dropped_slow_total == 1
+        assert await worker.seen.next_kind() == ("left", "i1")
 
 
 async def test_outputs_that_fit_into_no_frame_drop_the_ingress_and_raise_nothing(
@@ -256,18 +268,15 @@ async def test_outputs_that_fit_into_no_frame_drop_the_ingress_and_raise_nothing
 
 
 async def test_a_worker_that_closes_sends_what_is_queued_first() -> None:
-    async with worker_end() as worker:
-        async with running(await connect(worker.port)) as ingress:
-            await worker.seen.next()
-            for number in range(50):
-                worker.server.deliver("i1", [[number, LARGE]], [])
-            worker.server.close()
-            got = 0
-            while got < 50:
-                message = await ingress.next()
-                assert isinstance(message, frames.Outputs)
-                got += len(decode_outputs(message.outputs))
-            assert await ingress.ended() == "peer closed the connection"
+    async with worker_end() as worker, raw_ingress(worker.port, receive_bytes=8192) as end:
+        await joined(worker, end)
+        for number in range(300):
+            worker.server.deliver("i1", [[number, LARGE]], [])
+        assert worker.server._peers["i1"].outputs, "some wait for the slow reader"
+        worker.server.close()
+        got, _ = await outputs(end, 300)
+        assert [row[0] for row in got if isinstance(row, list)] == list(range(300))
+        assert await end.is_closed()
 
 
 async def test_nobody_can_connect_to_a_worker_that_has_closed() -> None:

