@@ -22,9 +22,9 @@ START_TIMEOUT_S = 600.0
 
 def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
     """Start Serve's HTTP proxy and deploy the application; returns before it is ready."""
-    from ray import serve  # noqa: PLC0415 - see cluster/cli.py
+    from ray import serve
 
-    from cluster.application import BuildArguments, build  # noqa: PLC0415
+    from cluster.application import BuildArguments, build
 
     arguments = BuildArguments(
         config=config, model_path=str(model_path), secret_file=str(secret_file), app=app
@@ -41,7 +41,7 @@ def wait_ready(
 
     Raises StartError with the deployment's own message when it fails, or after ``timeout_s``.
     """
-    from ray import serve  # noqa: PLC0415
+    from ray import serve
 
     began_s = time.monotonic()
     told = ""
@@ -84,8 +84,8 @@ def is_ready(endpoint: str) -> bool:
 
 def take_down(*, app: str = APP) -> None:
     """End the application, and its agents and directory; nothing else of the cluster."""
-    import ray  # noqa: PLC0415
-    from ray import serve  # noqa: PLC0415
+    import ray
+    from ray import serve
 
     serve.delete(app)
     for entry in ray.util.list_named_actors(all_namespaces=True):

@@ -57,7 +57,7 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
     # Read by Ray when it is imported, and inherited by its processes.
     os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if address is None else {})
     _let_workers_import_us()
-    import ray  # noqa: PLC0415 - a second that `headwater config` does not need
+    import ray
 
     try:
         if address is None:

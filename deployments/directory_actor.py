@@ -91,7 +91,7 @@ def encode_cursor(cursor: Cursor) -> bytes:
     return msgspec.msgpack.encode(cursor)
 
 
-def ensure_directory(settings: DirectorySettings) -> Any:  # noqa: ANN401 - actor handle
+def ensure_directory(settings: DirectorySettings) -> Any:
     """The directory of an application, started when there is none."""
     actor = ray.remote(Directory).options(
         name=f"directory:{settings.app}",

@@ -27,7 +27,7 @@ class DisconnectOnCancel:
             await self._app(scope, receive, send)
             return
         gone = asyncio.Event()
-        task = asyncio.create_task(self._app(scope, _until(gone, receive), send))
+        task = asyncio.ensure_future(self._app(scope, _until(gone, receive), send))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,8 @@ from deployments import frames
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
 from deployments.engine.codec import decode_outputs, encode_request
+from deployments.engine.errors import MalformedBlob
 from deployments.engine.front_end import (
-    EngineCoreOutput,
-    EngineCoreRequest,
     HeadwaterLLM,
     as_client_output,
     as_decode,
@@ -32,6 +31,7 @@ from deployments.engine.front_end import (
     hashes_of,
     token_limits,
 )
+from deployments.engine.messages import EngineCoreOutput, EngineCoreRequest
 from deployments.errors import LinkError, LinkRefused
 from deployments.flow_types import (
     AbortAttempt,
@@ -54,7 +54,7 @@ from deployments.request_record import RecordStore
 from kvcache import events
 from kvcache.directory_types import NeedResync
 from router.route import Router
-from router.workers import WorkerReport, WorkerView
+from router.workers import State, WorkerReport, WorkerView
 
 log = logging.getLogger("headwater.ingress")
 
@@ -89,7 +89,7 @@ class EngineClient:
         """Begin to follow membership and directory."""
         self._llm = llm
         loop = asyncio.get_running_loop()
-        MEMBERS.listen(lambda: loop.call_soon_threadsafe(self._members_changed))
+        MEMBERS.listen(lambda: _run_on(loop, self._members_changed))
         self._tasks = [
             asyncio.create_task(self._follow_directory()),
             asyncio.create_task(self._tick()),
@@ -147,7 +147,7 @@ class EngineClient:
             elif isinstance(effect, Fail):
                 assert self._llm is not None
                 siblings = self._llm.fail(effect.request_id, effect.status, effect.message)
-                self.abort(siblings, cancelled=False)
+                self.abort(siblings, cancelled=True)
         if emitted:
             self._outputs.put_nowait(emitted)
 
@@ -183,8 +183,10 @@ class EngineClient:
                 task = asyncio.create_task(self._keep_link(member))
                 self._connecting[worker] = task
         for worker, view in self._views.items():
-            if worker not in present:
-                self._router.add_worker(replace(view, state="draining"))
+            state: State = "ready" if worker in present else "draining"
+            if view.state != state:
+                self._views[worker] = replace(view, state=state)
+                self._router.add_worker(self._views[worker])
 
     async def _keep_link(self, member: Member) -> None:
         """Connect, receive until the link ends, and again while the worker is a member."""
@@ -236,6 +238,8 @@ class EngineClient:
         reason = "link cancelled"
         try:
             reason = await link.run(lambda message: self._received(worker, message))
+        except MalformedBlob as bad:
+            reason = f"sent what cannot be read: {bad}"
         finally:
             if self.links.get(worker) is link:
                 del self.links[worker]
@@ -360,6 +364,11 @@ class EngineClient:
         """End all links and tasks."""
         for task in [*self._tasks, *self._connecting.values()]:
             task.cancel()
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Run ``call`` on a loop, from any thread."""
+    loop.call_soon_threadsafe(call)
 
 
 def _kv_report(params: dict[str, Any]) -> KvReport:

@@ -20,7 +20,8 @@ from typing import cast
 from deployments import frames
 from deployments.engine.codec import decode_request, encode_outputs
 from deployments.engine.errors import MalformedBlob, RequestRejected
-from deployments.engine.inprocess import EngineCoreOutput, InprocessEngine
+from deployments.engine.inprocess import InprocessEngine
+from deployments.engine.messages import EngineCoreOutput
 from deployments.engine.settings import EngineSettings
 from kvcache import events
 
@@ -153,6 +154,7 @@ class EngineLoop:
         self._take_inbox()
         if not self.engine.has_work():
             self._send_cache_events()
+            self._sinks.deliver([], self.load())  # the agent may have gone or come meanwhile
             return
         began_s = time.monotonic()
         result = self.engine.step()

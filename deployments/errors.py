@@ -11,7 +11,7 @@ class LinkError(DeploymentError):
     """The connection between an ingress and a worker ended or never came up."""
 
 
-class LinkRefused(LinkError):  # noqa: N818 - the link was refused, by a peer in good order
+class LinkRefused(LinkError):
     """The peer was reached but must not be used: wrong secret or another namespace.
 
     Trying again with the same two processes gives the same answer.

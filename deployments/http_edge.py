@@ -53,6 +53,7 @@ _ERROR_KINDS = {
     413: "invalid_request_error",
     429: "rate_limit_error",
     500: "InternalServerError",
+    503: "ServiceUnavailableError",
 }
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -74,6 +75,7 @@ class Refusal:
 
     retry_after_s: float
     reason: str
+    status: int = 429
 
 
 class EdgeEvents(Protocol):
@@ -252,7 +254,7 @@ async def _respond_busy(send: Send, trace: HttpTrace, refusal: Refusal) -> None:
     seconds = max(1, math.ceil(refusal.retry_after_s))  # sooner would be refused again
     message = f"{refusal.reason} Try again in about {seconds} s."
     extra = [(b"retry-after", str(seconds).encode())]
-    await _respond(send, trace, 429, message, "overloaded", headers=extra)
+    await _respond(send, trace, refusal.status, message, "overloaded", headers=extra)
 
 
 async def _respond(

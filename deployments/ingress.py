@@ -17,12 +17,13 @@ from fastapi.responses import JSONResponse
 from ray.serve.handle import DeploymentHandle
 
 from deployments.client_settings import ClientSettings
+from deployments.directory_actor import RAY_NAMESPACE
 from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import Outcome, Role
 from deployments.http_edge import HttpEdge, Refusal
 from deployments.membership import MEMBERS
-from deployments.node_agent import RAY_NAMESPACE, agent_name
+from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
 from deployments.request_story import as_json, story
 from deployments.secret import read_secret
@@ -55,7 +56,7 @@ class IngressSettings:
 class Ingress:
     """The replica. Serve asks it for its ASGI application once."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc] # Serve awaits it
         self, settings: IngressSettings, prefill: DeploymentHandle, decode: DeploymentHandle
     ) -> None:
         self._settings = settings
@@ -65,7 +66,7 @@ class Ingress:
         self._router = Router(settings.router)
         self._admission = Admission(settings.admission)
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
-        from deployments.engine_client import EngineClient  # noqa: PLC0415
+        from deployments.engine_client import EngineClient
 
         self._client = EngineClient(
             settings.client, self._router, self._records, read_secret(settings.secret_file)
@@ -73,7 +74,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> HttpEdge:
         """Late-bound application (Ray Serve calls this on the replica's loop)."""
-        from deployments.engine.front_end import build_front_end  # noqa: PLC0415
+        from deployments.engine.front_end import build_front_end
 
         app, llm = await build_front_end(self._settings.front_end, self._client)
         await self._client.start(llm)
@@ -84,9 +85,7 @@ class Ingress:
         app.add_api_route("/headwater/requests", self._latest)
         app.add_api_route("/headwater/requests/{trace_id}", self._explain)
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
-        return HttpEdge(
-            DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max
-        )
+        return HttpEdge(DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max)
 
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 
@@ -97,7 +96,8 @@ class Ingress:
         verdict = self._admission.offer(trace_id, model, time.monotonic())
         if isinstance(verdict, Admitted):
             return None
-        return Refusal(verdict.retry_after_s, _REFUSALS[verdict.reason])
+        status = 503 if verdict.reason == "no_workers" else 429
+        return Refusal(verdict.retry_after_s, _REFUSALS[verdict.reason], status)
 
     def release(self, trace_id: str) -> None:
         """The HTTP exchange is over, however it ended."""

@@ -15,7 +15,7 @@ def bind_replicas_to_loopback() -> None:
 
     Raises AttributeError when Ray has moved it, which ends the worker: better than an open port.
     """
-    from ray.serve._private import replica  # noqa: PLC0415 - only where Ray calls us
+    from ray.serve._private import replica
 
     original = replica.add_port_to_grpc_server
 

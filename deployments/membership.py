@@ -67,7 +67,7 @@ class MembershipRouter(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve with all running replicas of one deployment."""
         super().update_replicas(replicas)
-        from deployments import membership  # noqa: PLC0415, PLW0406 - the process's own
+        from deployments import membership  # noqa: PLW0406 - the process's own
 
         deployment = self._deployment_id.name
         members = [

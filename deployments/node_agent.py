@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class AgentSettings:
     slab_bytes: int
     socket_dir: str = ""
     orphan_ttl_s: float = 2.0
-    directory: DirectorySettings = DirectorySettings()
+    directory: DirectorySettings = field(default_factory=DirectorySettings)
 
 
 def socket_path(settings: AgentSettings, node: str) -> str:
@@ -108,7 +108,12 @@ class NodeAgent:
     def ledger(self, model: str) -> dict[str, Any]:
         """Slots and leases, from the books and from an independent scan of the slot table."""
         ledger, scan = self._server.ledger(model), self._server.scan(model)
-        return {"node": self._node, "pid": os.getpid(), "books": asdict(ledger), "scan": asdict(scan)}
+        return {
+            "node": self._node,
+            "pid": os.getpid(),
+            "books": asdict(ledger),
+            "scan": asdict(scan),
+        }
 
     def models(self) -> list[str]:
         """Models that have a slab here."""
@@ -145,7 +150,7 @@ class NodeAgent:
                 log.warning("directory does not answer (%s); snapshots will follow", lost)
                 directory = None
 
-    def _apply(self, directory: Any, frames: list[bytes]) -> list[str]:  # noqa: ANN401 - handle
+    def _apply(self, directory: Any, frames: list[bytes]) -> list[str]:
         """Send batches or snapshots; answers the models that the directory is not sure of."""
         answer = directory.apply.remote(self._server.source, frames)
         need: list[str] = ray.get(answer, timeout=SHIP_TIMEOUT_S)
@@ -159,7 +164,7 @@ def _alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def ensure_agent(settings: AgentSettings, node: str) -> Any:  # noqa: ANN401 - actor handle
+def ensure_agent(settings: AgentSettings, node: str) -> Any:
     """The agent of ``node``, started there when there is none."""
     actor = ray.remote(NodeAgent).options(
         name=agent_name(settings.app, node),

@@ -57,7 +57,7 @@ class WorkerSettings:
 class EngineWorker:
     """The replica. Its constructor returns when the engine stands and the link listens."""
 
-    async def __init__(self, settings: WorkerSettings) -> None:
+    async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc] # Serve awaits it
         self._settings = settings
         self._event_loop = asyncio.get_running_loop()
         context = serve.get_replica_context()
@@ -75,7 +75,7 @@ class EngineWorker:
             core=cores[0] if cores else None,
         )
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
-        from deployments import engine_loop  # noqa: PLC0415
+        from deployments import engine_loop
 
         self._loop = engine_loop.EngineLoop(
             self._engine_settings,
@@ -132,9 +132,11 @@ class EngineWorker:
         """Serve has stopped routing to us: finish what is here, then end (drain)."""
         if not hasattr(self, "_links"):
             return
-        while not self._loop.idle:
+        while not self._loop.idle:  # noqa: ASYNC110 - the engine thread has no event of this loop
             await asyncio.sleep(DRAIN_POLL_S)
+        await asyncio.sleep(DRAIN_POLL_S)  # the last outputs are on their way to the links
         self._links.close()
+        await asyncio.sleep(DRAIN_POLL_S)  # and from the links to the network
         self._loop.stop()
 
     # ---- from the engine thread -------------------------------------------------------------

@@ -13,7 +13,7 @@ from types import FrameType
 
 from cluster import config_sources, running
 from cluster.ask import ask
-from cluster.config import Config
+from cluster.config import Config, check_kv_room
 from cluster.errors import NotRunningError, PrerequisiteError
 
 SUMMARY = "start the cluster and answer until Ctrl-C"
@@ -38,13 +38,14 @@ def run(arguments: argparse.Namespace) -> int:
     _refuse_second(config)
     config = _with_port(config)
     _listen_to_signals()
-    from cluster.launch import secret_in  # noqa: PLC0415
-    from cluster.local_ray import ray_cluster  # noqa: PLC0415
-    from cluster.model_store import prepare_model  # noqa: PLC0415
+    from cluster.launch import secret_in
+    from cluster.local_ray import ray_cluster
+    from cluster.model_store import prepare_model
 
     model = prepare_model(
         config.model.path_or_name, config.model.revision, config.state.cache_dir, say
     )
+    check_kv_room(config, model.kv_bytes_per_token(config.model.dtype))
     say(f"Model {config.model.served} is ready in {model.path}.")
     secret = secret_in(config.state.dir)
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
@@ -68,7 +69,7 @@ def _serve(
     dashboard: str | None,
     began_s: float,
 ) -> None:
-    from cluster import launch  # noqa: PLC0415
+    from cluster import launch
 
     endpoint = f"http://{_reachable(config.http.host)}:{config.http.port}"
     me = running.Running(
@@ -106,7 +107,7 @@ def _show(config: Config, endpoint: str, dashboard: str | None, trace_id: str) -
 
 
 def _end(config: Config) -> None:
-    from cluster import launch  # noqa: PLC0415
+    from cluster import launch
 
     launch.take_down()
     running.forget(config.state.dir)

@@ -95,14 +95,11 @@ def _ledger_lines(node: dict[str, Any]) -> list[str]:
     if "error" in node:
         return [f"Slab of node {node['node'][:8]}: {node['error']}"]
     books = node["books"]
-    lines = [
-        f"Slab of node {node['node'][:8]}: {books['slots_total']} slots, {books['free']} free, "
-        f"{books['published']} published, {books['filling']} filling, "
-        f"{books['quarantined']} quarantined, {books['leased_slots']} leased."
-    ]
-    lines += [
-        f"  lease {lease['key']} of {lease['owner']}: {lease['blocks']} blocks, "
-        f"{lease['age_s']:.1f} s old, ends in {lease['expires_in_s']:.1f} s"
-        for lease in books["leases"]
-    ]
+    counts = ", ".join(
+        f"{books[name]} {name}" for name in ("free", "published", "filling", "quarantined")
+    )
+    lines = [f"Slab of node {node['node'][:8]}: {books['slots_total']} slots: {counts}."]
+    for lease in books["leases"]:
+        what = f"  lease {lease['key']} of {lease['owner']}: {lease['blocks']} blocks"
+        lines.append(f"{what}, {lease['age_s']:.1f} s old, ends in {lease['expires_in_s']:.1f} s")
     return lines

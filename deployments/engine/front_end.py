@@ -39,6 +39,16 @@ from deployments.engine.settings import FrontEndSettings
 
 TASKS: tuple[SupportedTask, ...] = ("generate",)
 HASH_OFF_LOOP_TOKENS = 4096
+# vLLM's routes for whoever operates its engines: here any client could end others' requests, or
+# ask a single engine to become another size.
+REMOVED_PATHS = frozenset(
+    {
+        "/abort_requests",
+        "/inference/v1/abort_requests",
+        "/scale_elastic_ep",
+        "/is_scaling_elastic_ep",
+    }
+)
 
 
 class RequestPort(Protocol):
@@ -106,13 +116,17 @@ class HeadwaterLLM(AsyncLLM):
         with patch.object(EngineCoreClient, "make_async_mp_client", factory):
             super().__init__(
                 vllm_config=config,
-                executor_class=None,  # type: ignore[arg-type] # nothing is executed here
+                executor_class=None,  # nothing is executed here
                 log_stats=False,
                 log_requests=False,
             )
 
-    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """vLLM calls this where the client has gone; stop strings take the other way."""
+    async def abort(
+        self,
+        request_id: str | Iterable[str],
+        internal: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
+    ) -> None:
+        """VLLM calls this where the client has gone; stop strings take the other way."""
         self._client.cancelling = True
         try:
             await super().abort(request_id, internal)
@@ -138,13 +152,16 @@ class HeadwaterLLM(AsyncLLM):
 async def build_front_end(
     settings: FrontEndSettings, port: RequestPort
 ) -> tuple[FastAPI, HeadwaterLLM]:
-    """vLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
+    """VLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
     arguments = _arguments(settings)
     inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     llm = HeadwaterLLM(config, port)
     app = build_app(arguments, TASKS, config.model_config)
     await init_app_state(llm, app.state, arguments, TASKS)
+    app.router.routes[:] = [
+        route for route in app.router.routes if getattr(route, "path", "") not in REMOVED_PATHS
+    ]
     app.state.server = SimpleNamespace(should_exit=False)
     return app, llm
 

@@ -4,7 +4,7 @@ Called by the test_connector_*.py modules. A process of its own for each engine,
 one connector a process; each is pinned to one core and works only while a call runs.
 """
 
-# ruff: noqa: ANN401, FBT001, FBT002
+# ruff: noqa: FBT001, FBT002
 from __future__ import annotations
 
 import multiprocessing

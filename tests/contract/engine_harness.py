@@ -4,7 +4,7 @@ Called by the test_engine_*.py modules. float32, so that a token never depends o
 numbers were batched; a small cache and small steps, so that prompts are prefilled in chunks.
 """
 
-# ruff: noqa: ANN401 - vLLM's types are Any here; it is imported only where an engine is built
+
 from __future__ import annotations
 
 import contextlib

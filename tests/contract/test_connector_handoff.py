@@ -4,7 +4,6 @@ Each test starts with an empty slab and empty engine caches, and ends with a led
 lease, no slot being filled, and every asynchronous load reported exactly once.
 """
 
-# ruff: noqa: ANN401
 from __future__ import annotations
 
 import os

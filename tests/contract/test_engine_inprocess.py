@@ -4,7 +4,7 @@ Relied upon in vLLM 0.32: EngineCore.step_fn, post_step, preprocess_add_request,
 Scheduler.get_request_counts and has_requests, SamplingParams.verify, MsgpackEncoder.
 """
 
-# ruff: noqa: ANN401 - vLLM's types are Any here; it is imported only where an engine is built
+
 from __future__ import annotations
 
 import os

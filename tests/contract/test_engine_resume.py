@@ -5,7 +5,7 @@ NewRequestData.prefill_token_ids, GPUModelRunner._update_states, InputBatch.add_
 Request.append_output_token_ids, StructuredOutputManager.accept_tokens.
 """
 
-# ruff: noqa: ANN401 - vLLM's types are Any here; it is imported only where an engine is built
+
 from __future__ import annotations
 
 from collections.abc import Iterator

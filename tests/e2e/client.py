@@ -32,8 +32,12 @@ class Streamed:
 def body_of(ids: list[int], **params: Any) -> dict[str, Any]:
     """A completion body with greedy sampling."""
     return {
-        "model": MODEL, "prompt": ids, "temperature": 0, "max_tokens": 24,
-        "return_token_ids": True, **params,
+        "model": MODEL,
+        "prompt": ids,
+        "temperature": 0,
+        "max_tokens": 24,
+        "return_token_ids": True,
+        **params,
     }
 
 
@@ -124,7 +128,5 @@ class RawStream:
 
     def reset(self) -> None:
         """Go away at once (RST)."""
-        self._connection.setsockopt(
-            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-        )
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.close()

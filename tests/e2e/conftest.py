@@ -22,8 +22,8 @@ from typing import Any
 
 import httpx
 import pytest
-from cluster.model_store import prepare_model
 
+from cluster.model_store import prepare_model
 from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CONTEXT
 from tests.waiting import wait_until
 
@@ -189,9 +189,11 @@ def ledger_faults(cluster: Cluster) -> list[str]:
     ]
     if status["admission"]["in_flight"]:
         faults.append(f"admission holds {status['admission']['in_flight']}")
-    for load in status["router"]["load"]:
-        if load["in_flight"] or load["queued_tokens"]:
-            faults.append(f"router load of {load['worker']} is {load}")
+    faults += [
+        f"router load of {load['worker']} is {load}"
+        for load in status["router"]["load"]
+        if load["in_flight"] or load["queued_tokens"]
+    ]
     for worker in status["workers"]:
         # Counted by vLLM's scheduler and block pool, not by us.
         if worker["running"] or worker["waiting"]:

@@ -41,7 +41,9 @@ def aborted(cluster: Cluster, name: str, stage: str, *statuses: str) -> int:
     def found() -> list[str]:
         return [n for n in notes(cluster, name) if n.startswith("aborted while")]
 
-    (note,) = wait_until(found, timeout_s=20, what=lambda: f"abort of {name}: {notes(cluster, name)}")
+    (note,) = wait_until(
+        found, timeout_s=20, what=lambda: f"abort of {name}: {notes(cluster, name)}"
+    )
     assert f"abort in stage {stage}" in notes(cluster, name)
     status, _, step = note.removeprefix("aborted while ").partition(" at step ")
     assert status in statuses, note
@@ -62,7 +64,9 @@ def leave(stream: Any, way: str) -> None:
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_client_leaves_while_decoding(cluster: Cluster, way: str, round_: int) -> None:
     name = name_of("decoding")
-    body = body_of(prompt(150, 2000 + round_ + 10 * WAYS.index(way)), max_tokens=600, ignore_eos=True)
+    body = body_of(
+        prompt(150, 2000 + round_ + 10 * WAYS.index(way)), max_tokens=600, ignore_eos=True
+    )
     with raw_stream(cluster, body, name) as stream:
         stream.read_events(6)
         leave(stream, way)
@@ -75,13 +79,13 @@ def test_client_leaves_while_decoding(cluster: Cluster, way: str, round_: int) -
 def test_client_leaves_during_the_hand_over(cluster: Cluster, way: str, round_: int) -> None:
     name = name_of("handover")
     # Nearly a block of tail, and a busy decode worker, keep the hand-over open for some steps.
-    body = body_of(prompt(LONG + 31, 2100 + round_ + 10 * WAYS.index(way)), max_tokens=300, ignore_eos=True)
+    body = body_of(
+        prompt(LONG + 31, 2100 + round_ + 10 * WAYS.index(way)), max_tokens=300, ignore_eos=True
+    )
     with raw_stream(cluster, body, name) as stream:
         stream.read_events(1)
         leave(stream, way)
-        step = aborted(
-            cluster, name, "handover", "waiting", "waiting_for_remote_kvs", "running"
-        )
+        step = aborted(cluster, name, "handover", "waiting", "waiting_for_remote_kvs", "running")
     assert steps_until_clean(cluster, "decode", step) <= STEPS_TO_CLEAN
 
 

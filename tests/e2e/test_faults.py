@@ -64,9 +64,7 @@ def test_prefill_worker_killed_before_its_blocks_are_published(cluster: Cluster)
         )
         kill(victim["pid"])
 
-    calls = Together(
-        [lambda: stream(cluster, body_of(ids, max_tokens=12)), kill_while_prefilling]
-    )
+    calls = Together([lambda: stream(cluster, body_of(ids, max_tokens=12)), kill_while_prefilling])
     got, _ = calls.results()
     assert got.errors == []
     attempts = cluster.record(got.trace_id)["attempts"]
@@ -116,15 +114,13 @@ def test_agent_killed_while_a_stream_runs_and_blocks_come_back(cluster: Cluster)
     def new_agent() -> bool:
         (now,) = cluster.ledger()
         workers = cluster.status()["workers"]
-        return now.get("pid") not in {None, node["pid"]} and not any(
-            w["degraded"] for w in workers
-        )
+        return now.get("pid") not in {None, node["pid"]} and not any(w["degraded"] for w in workers)
 
     wait_until(new_agent, timeout_s=START_TIMEOUT_S, what="a new agent with its workers")
     (after,) = cluster.ledger()
-    assert after["books"]["counters"]["published_total"] < node["books"]["counters"][
-        "published_total"
-    ]
+    assert (
+        after["books"]["counters"]["published_total"] < node["books"]["counters"]["published_total"]
+    )
     _, trace = complete(cluster, prompt(600, 3004), max_tokens=4)
     attempts = cluster.record(trace)["attempts"]
     assert attempts[-1]["kv"]["loaded_blocks"] >= 600 // BLOCK - 1

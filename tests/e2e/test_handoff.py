@@ -1,4 +1,4 @@
-"""Prefill and decode run in different processes, and blocks, not tokens, are what is handed over."""
+"""Prefill and decode run in different processes; blocks are what is handed over."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def test_metrics_leave_through_the_exporter_of_ray(cluster: Cluster) -> None:
 
     wait_until(lambda: exported() == outcomes["finished"], timeout_s=60, what="metrics exported")
     text = scrape(cluster)
-    assert 'ray_headwater_degraded{' in text
+    assert "ray_headwater_degraded{" in text
     assert 'what="directory"' in text
 
 

@@ -7,7 +7,7 @@ import pytest
 from deployments.engine.settings import EngineSettings
 
 
-def _settings(**changes: Any) -> EngineSettings:  # noqa: ANN401 - any field, wrong ones too
+def _settings(**changes: Any) -> EngineSettings:
     given = {"model_path": "/models/m", "served_model": "m", "role": "decode"}
     return EngineSettings(**{**given, **changes})
 

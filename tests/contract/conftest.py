@@ -1,0 +1,20 @@
+"""The real model for the contract tests: the bundled one, prepared once, unless one is named."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cluster.config import BUNDLED_MODEL, default_cache_dir
+from cluster.model_store import prepare_model
+
+VARIABLE = "HEADWATER_TEST_MODEL"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def named_model() -> None:
+    """Set HEADWATER_TEST_MODEL, which the harnesses of this folder read."""
+    if not os.environ.get(VARIABLE):
+        prepared = prepare_model(BUNDLED_MODEL, None, default_cache_dir(), lambda _line: None)
+        os.environ[VARIABLE] = str(prepared.path)
