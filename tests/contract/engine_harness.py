@@ -4,7 +4,6 @@ Called by the test_engine_*.py modules. float32, so that a token never depends o
 numbers were batched; a small cache and small steps, so that prompts are prefilled in chunks.
 """
 
-
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ Relied upon in vLLM 0.32: EngineCore.step_fn, post_step, preprocess_add_request,
 Scheduler.get_request_counts and has_requests, SamplingParams.verify, MsgpackEncoder.
 """
 
-
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ NewRequestData.prefill_token_ids, GPUModelRunner._update_states, InputBatch.add_
 Request.append_output_token_ids, StructuredOutputManager.accept_tokens.
 """
 
-
 from __future__ import annotations
 
 from collections.abc import Iterator
