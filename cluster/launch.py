@@ -5,6 +5,7 @@ Called by the serve command and the e2e fixture. Progress goes to a callback, li
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 import urllib.error
@@ -18,6 +19,7 @@ from cluster.errors import StartError
 APP = "headwater"
 POLL_S = 0.25
 START_TIMEOUT_S = 600.0
+AGENT_CLOSE_TIMEOUT_S = 5.0
 
 
 def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
@@ -91,7 +93,11 @@ def take_down(*, app: str = APP) -> None:
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = entry["name"]
         if name == f"directory:{app}" or name.startswith(f"agent:{app}:"):
-            ray.kill(ray.get_actor(name, namespace=entry["namespace"]), no_restart=True)
+            actor = ray.get_actor(name, namespace=entry["namespace"])
+            if name.startswith("agent:"):
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(actor.close.remote(), timeout=AGENT_CLOSE_TIMEOUT_S)
+            ray.kill(actor, no_restart=True)
 
 
 def secret_in(state_dir: Path) -> Path:

@@ -73,6 +73,7 @@ class NodeAgent:
         path = socket_path(settings, node)
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._news = threading.Event()
+        self._is_closing = False
         self._server = AgentServer(
             path,
             settings.slab_bytes,
@@ -91,6 +92,11 @@ class NodeAgent:
     def pid(self) -> int:
         """The actor's process, for tests that end it."""
         return os.getpid()
+
+    def close(self) -> None:
+        """Take the agent down in order: its socket and slabs go; the actor is killed after this."""
+        self._is_closing = True
+        self._server.close()
 
     def claim_cores(self, owner: str, pid: int, count: int) -> list[int]:
         """Give ``count`` cores of this node to a process; [] when not enough are free.
@@ -128,6 +134,8 @@ class NodeAgent:
             self._news.wait(ASK_INTERVAL_S)
             time.sleep(SHIP_INTERVAL_S)  # a step's events in one message
             self._news.clear()
+            if self._is_closing:
+                return
             if not self._server.alive:
                 log.critical("the agent's loop has ended: %r", self._server.failure)
                 os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
