@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments kvcache loadtests router requirements tests
 
-.PHONY: help check lint format format-check types imports unit test e2e chaos bench lock clean
+.PHONY: help check lint format format-check types imports unit test e2e chaos agreement bench lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' Makefile
@@ -39,6 +39,9 @@ e2e:  ## tests on a whole running cluster
 
 chaos:  ## tests that kill processes of a running cluster
 	./headwater test -m chaos
+
+agreement:  ## bfloat16 against a plain vLLM server: where answers part
+	$(PYTHON) -m tests.e2e.agreement
 
 bench:  ## benchmarks that need no engine yet: the routing decision
 	$(PYTHON) -m loadtests.bench_routing
