@@ -60,6 +60,7 @@ def build(args: BuildArguments) -> Application:
             dtype=config.model.dtype,
             max_model_len=config.model.max_model_len,
             block_size=config.engine.block_size_tokens,
+            engine_requests_max=config.limits.queue_max_requests + _slots(config),
         ),
         client=_client(args),
         secret_file=args.secret_file,
@@ -72,6 +73,12 @@ def build(args: BuildArguments) -> Application:
         body_bytes_max=config.limits.request_body_max_bytes,
     )
     return ingress.bind(settings, workers[Role.PREFILL], workers[Role.DECODE])
+
+
+def _slots(config: Config) -> int:
+    """Requests that all workers run at once."""
+    workers = config.workers.prefill.replicas + config.workers.decode.replicas
+    return workers * config.engine.max_num_seqs
 
 
 def _worker(args: BuildArguments, role: Role) -> Application:

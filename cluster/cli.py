@@ -15,7 +15,17 @@ from typing import Protocol, cast
 from cluster.errors import ClusterError
 
 # In the order of the help. Each is the module cluster.commands.NAME.
-COMMANDS = ("serve", "status", "explain", "stop", "config", "test")
+COMMANDS = (
+    "serve",
+    "status",
+    "chat",
+    "demo",
+    "explain",
+    "stop",
+    "config",
+    "doctor",
+    "test",
+)
 EXIT_INTERRUPTED = 130
 
 

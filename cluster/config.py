@@ -141,7 +141,7 @@ class WorkerRoleConfig(Section):
 
     replicas: int = Field(
         default=1,
-        ge=0,
+        ge=1,
         le=1024,
         description="Workers of this role, each one engine in one process.",
     )
@@ -165,13 +165,6 @@ class WorkersConfig(Section):
         default=True,
         description="Bind each worker to cores of its own. Leave it on unless something else does.",
     )
-
-    @model_validator(mode="after")
-    def _someone_decodes(self) -> Self:
-        if self.decode.replicas == 0:
-            message = "decode.replicas must be at least 1: without a decode worker nothing answers"
-            raise ValueError(message)
-        return self
 
 
 class HttpConfig(Section):

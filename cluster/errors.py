@@ -43,3 +43,11 @@ class NotRunningError(ClusterError):
 
 class StartError(ClusterError):
     """The application was deployed but did not come up."""
+
+
+class AnswerError(ClusterError):
+    """The endpoint refused a request, failed in its answer or cannot be reached; one line."""
+
+
+class KillRefusedError(ClusterError):
+    """A process is not ended, because it is not ours or not there."""

@@ -6,6 +6,7 @@ Called by the serve command and the e2e fixture. Progress goes to a callback, li
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import time
 import urllib.error
@@ -20,6 +21,7 @@ APP = "headwater"
 POLL_S = 0.25
 START_TIMEOUT_S = 600.0
 AGENT_CLOSE_TIMEOUT_S = 5.0
+SERVE_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 
 
 def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
@@ -31,9 +33,26 @@ def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = AP
     arguments = BuildArguments(
         config=config, model_path=str(model_path), secret_file=str(secret_file), app=app
     )
+    if serve_runs():
+        _refuse_other_address(config)
+        if app not in serve.status().applications:
+            _end_actors(app)  # left by a serve command that was killed
     serve.start(http_options={"host": config.http.host, "port": config.http.port})
     target = serve.RunTarget(build(arguments), name=app, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
+
+
+def _refuse_other_address(config: Config) -> None:
+    """A Serve that runs keeps the address it was started with. Raises StartError."""
+    from ray.serve.context import _get_global_client
+
+    options = _get_global_client().http_config
+    if (options.host, options.port) != (config.http.host, config.http.port):
+        message = (
+            f"Serve on this cluster listens on {options.host}:{options.port} and keeps that: "
+            f"give --host {options.host} --port {options.port}, or shut that Serve down"
+        )
+        raise StartError(message)
 
 
 def wait_ready(
@@ -84,12 +103,20 @@ def is_ready(endpoint: str) -> bool:
         return False
 
 
-def take_down(*, app: str = APP) -> None:
-    """End the application, and its agents and directory; nothing else of the cluster."""
-    import ray
+def take_down(*, app: str = APP, serve_is_ours: bool = False) -> None:
+    """End the application, its agents and directory, and Serve itself if we started it."""
     from ray import serve
 
     serve.delete(app)
+    _end_actors(app)
+    if serve_is_ours and not serve.status().applications:
+        serve.shutdown()
+
+
+def _end_actors(app: str) -> None:
+    """End the agents and the directory of an application."""
+    import ray
+
     for entry in ray.util.list_named_actors(all_namespaces=True):
         name = entry["name"]
         if name == f"directory:{app}" or name.startswith(f"agent:{app}:"):
@@ -100,11 +127,21 @@ def take_down(*, app: str = APP) -> None:
             ray.kill(actor, no_restart=True)
 
 
+def serve_runs() -> bool:
+    """Whether this Ray cluster has a Serve already."""
+    import ray
+
+    names = [entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)]
+    return any(name.startswith(SERVE_CONTROLLER) for name in names)
+
+
 def secret_in(state_dir: Path) -> Path:
     """The cluster's secret file, made on first use, readable by its owner alone."""
     path = state_dir / "secret"
     state_dir.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(32), encoding="ascii")
+        temporary = state_dir / f"secret.{os.getpid()}"
+        temporary.touch(mode=0o600)
+        temporary.write_text(secrets.token_hex(32), encoding="ascii")
+        temporary.replace(path)
     return path

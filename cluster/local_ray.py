@@ -72,11 +72,12 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
             )
         else:
             # The nodes need Headwater's dependencies; our own code goes along.
+            hook = {"worker_process_setup_hook": LOOPBACK_HOOK} if alone else {}
             modules = [str(ROOT / package) for package in PACKAGES]
             context = ray.init(
                 address=address,
                 namespace="headwater",
-                runtime_env={"py_modules": modules},
+                runtime_env={"py_modules": modules} | hook,
                 log_to_driver=False,
             )
     except ConnectionError as refused:
@@ -118,7 +119,7 @@ def _local_arguments(config: Config) -> dict[str, object]:
     return {
         "address": "local",
         "namespace": "headwater",
-        # Accounting only: fewer real cores than this are shared, and the agent says so.
+        # Accounting only: fewer real cores than this are shared, and the agent logs it.
         "num_cpus": max(wanted, os.cpu_count() or 1),
         "include_dashboard": True,
         "dashboard_host": config.ray.dashboard_host,

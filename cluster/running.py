@@ -1,6 +1,6 @@
 """What is known of a running Headwater on this machine: one small file in the state folder.
 
-Written by the serve command, read by stop, status, explain. Holds no secret.
+Written by the serve command, read by the commands that talk to it. Holds no secret.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster.errors import NotRunningError
+from deployments.core_claims import started as started_ticks
+
+__all__ = ["Running", "forget", "read", "started_ticks", "write"]
 
 FILE = "running.json"
 
@@ -50,13 +53,3 @@ def read(state_dir: Path) -> Running:
 def forget(state_dir: Path) -> None:
     """We run no longer."""
     (state_dir / FILE).unlink(missing_ok=True)
-
-
-def started_ticks(pid: int) -> int | None:
-    """When a process began, in clock ticks since boot (/proc/PID/stat, field 22); None: gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])

@@ -60,7 +60,9 @@ log = logging.getLogger("headwater.ingress")
 
 DIRECTORY_WAIT_S = 10.0
 TICK_S = 0.5
+STALL_TICKS = 4  # a loop that has not ticked for so long cannot say who is dead
 PREFILL_SAMPLE_TOKENS_MIN = 16
+FOLLOW_GRACE_S = 5.0
 
 
 class EngineClient:
@@ -83,16 +85,18 @@ class EngineClient:
         self._connecting: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._llm: HeadwaterLLM | None = None
+        self._stop_listening: Callable[[], None] = lambda: None
+        self._ticked_s = time.monotonic()
         self._metrics = IngressMetrics(settings.model)
 
     async def start(self, llm: HeadwaterLLM) -> None:
         """Begin to follow membership and directory."""
         self._llm = llm
         loop = asyncio.get_running_loop()
-        MEMBERS.listen(lambda: _run_on(loop, self._members_changed))
+        self._stop_listening = MEMBERS.listen(lambda: _run_on(loop, self._members_changed))
         self._tasks = [
-            asyncio.create_task(self._follow_directory()),
-            asyncio.create_task(self._tick()),
+            asyncio.create_task(self._follow_directory(), name="directory"),
+            asyncio.create_task(self._tick(), name="tick"),
         ]
         self._members_changed()
 
@@ -103,6 +107,9 @@ class EngineClient:
         trace = CURRENT_TRACE.get()
         now_s = time.monotonic()
         hashes = await hashes_of(request, self._settings.block_size)
+        assert self._llm is not None
+        if not self._llm.is_waiting_for(request.request_id):
+            return  # it ended while it was hashed: a sibling failed, or the client has gone
         max_tokens, min_tokens = token_limits(request, self._settings.context_tokens_max)
         intake = Intake(
             request_id=request.request_id,
@@ -134,7 +141,8 @@ class EngineClient:
 
     def _carry_out(self, effects: list[Effect]) -> None:
         emitted: list[EngineCoreOutput] = []
-        for effect in effects:
+        # Failures last: they abort siblings, whose submission must not come after that.
+        for effect in sorted(effects, key=lambda effect: isinstance(effect, Fail)):
             if isinstance(effect, Emit):
                 output: Any = effect.output
                 emitted.append(as_client_output(output, effect.request_id, finish=effect.finish))
@@ -213,6 +221,9 @@ class EngineClient:
                     continue
                 await self._use_link(member, link)
                 await asyncio.sleep(settings.reconnect_s)
+        except Exception:
+            log.exception("%s: its link ended in an error of ours", member.worker)
+            raise
         finally:
             self._connecting.pop(member.worker, None)
             self.refused.pop(member.worker, None)
@@ -220,6 +231,9 @@ class EngineClient:
     async def _use_link(self, member: Member, link: WorkerLink) -> None:
         welcome = link.welcome
         worker = welcome.worker
+        if worker != member.worker:  # another worker has its port by now
+            link.close()
+            return
         self.links[worker] = link
         self.refused.pop(worker, None)
         view = WorkerView(
@@ -230,6 +244,7 @@ class EngineClient:
             block_size=self._settings.block_size,
             slots=welcome.slots,
             machine=welcome.machine,
+            state="ready" if worker in MEMBERS.present() else "draining",
         )
         self._router.add_worker(view)
         self._views[worker] = view
@@ -242,11 +257,17 @@ class EngineClient:
             reason = f"sent what cannot be read: {bad}"
         finally:
             if self.links.get(worker) is link:
-                del self.links[worker]
-                self._views.pop(worker, None)
-            log.warning("%s lost: %s", worker, reason)
-            self._note(worker, f"link lost: {reason}")
-            self._carry_out(self.flow.worker_lost(worker, reason, time.monotonic()))
+                self._lost(worker, reason)
+
+    def _lost(self, worker: str, reason: str) -> None:
+        """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
+        del self.links[worker]
+        self._views.pop(worker, None)
+        now_s = time.monotonic()
+        is_death = worker in MEMBERS.present() and now_s - self._ticked_s < STALL_TICKS * TICK_S
+        log.warning("%s lost: %s%s", worker, reason, "" if is_death else " (no death)")
+        self._note(worker, f"link lost: {reason}")
+        self._carry_out(self.flow.worker_lost(worker, reason, now_s, is_death=is_death))
 
     def _received(self, worker: str, message: frames.Message) -> None:
         now_s = time.monotonic()
@@ -311,6 +332,10 @@ class EngineClient:
             step_ms=load.step_ms if load.step_tokens == load.batch > 0 else None,
         )
         self._router.worker_report(worker, report, now_s)
+        node = self._views[worker].node if worker in self._views else ""
+        here = [name for name, view in self._views.items() if view.node == node]
+        usable = not any(self.links[name].load.degraded for name in here if name in self.links)
+        self._router.set_handoff(node, usable=usable)
 
     # ---- background -------------------------------------------------------------------------
 
@@ -319,13 +344,15 @@ class EngineClient:
         index = self._router.index
         while True:
             try:
-                directory = ensure_directory(self._settings.directory)
+                directory = await asyncio.to_thread(ensure_directory, self._settings.directory)
                 while True:
                     cursor = None if index.cursor is None else encode_cursor(index.cursor)
-                    feed = decode_feed(await directory.follow.remote(cursor, DIRECTORY_WAIT_S))
+                    async with asyncio.timeout(DIRECTORY_WAIT_S + FOLLOW_GRACE_S):
+                        answer = await directory.follow.remote(cursor, DIRECTORY_WAIT_S)
+                    feed = decode_feed(answer)
                     self._router.apply_feed(feed)
                     self.directory_heard_s = time.monotonic()
-            except ray.exceptions.RayError as lost:
+            except (ray.exceptions.RayError, TimeoutError) as lost:
                 log.warning("directory does not answer (%s); routing by load until it does", lost)
                 index.degrade_feed("directory lost")
                 self.directory_heard_s = None
@@ -350,9 +377,18 @@ class EngineClient:
             ],
         }
 
+    def check(self) -> None:
+        """Raises RuntimeError when a background task has ended: this ingress must be replaced."""
+        ended = [task.get_name() for task in self._tasks if task.done()]
+        if ended:
+            raise RuntimeError(f"background tasks have ended: {', '.join(ended)}")
+        if self._llm is not None and self._llm.errored:
+            raise RuntimeError("vLLM's output handler has ended")
+
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._ticked_s = time.monotonic()
             words = self.degraded()
             self._metrics.publish(self.flow, {what: bool(words[what]) for what in words})
             self._carry_out(self.flow.tick(time.monotonic()))
@@ -362,6 +398,7 @@ class EngineClient:
 
     def close(self) -> None:
         """End all links and tasks."""
+        self._stop_listening()
         for task in [*self._tasks, *self._connecting.values()]:
             task.cancel()
 

@@ -60,10 +60,13 @@ class LoopSinks:
 class EngineLoop:
     """Builds and runs one engine in a thread of its own."""
 
-    def __init__(self, settings: EngineSettings, sinks: LoopSinks, *, queue_max: int) -> None:
+    def __init__(
+        self, settings: EngineSettings, sinks: LoopSinks, *, queue_max: int, cores: Sequence[int]
+    ) -> None:
         self._settings = settings
         self._sinks = sinks
         self._queue_max = queue_max
+        self._cores = tuple(cores)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._attempts: dict[str, _Attempt] = {}
         self._event_sequence = 0
@@ -131,6 +134,10 @@ class EngineLoop:
 
     def _run(self) -> None:
         try:
+            if len(self._cores) > 1:
+                # Before the build, so that all compute threads inherit it; a single core is set
+                # after it (settings.core), since the build itself may use all.
+                os.sched_setaffinity(0, self._cores)
             self.engine = InprocessEngine(self._settings)
             warm_s = self.engine.warm_up()
             log.info("engine warm after %.1f s", warm_s)

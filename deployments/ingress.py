@@ -22,7 +22,7 @@ from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import Outcome, Role
 from deployments.http_edge import HttpEdge, Refusal
-from deployments.membership import MEMBERS
+from deployments.membership import MEMBERS, Member
 from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
 from deployments.request_story import as_json, story
@@ -87,6 +87,10 @@ class Ingress:
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
         return HttpEdge(DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max)
 
+    async def check_health(self) -> None:
+        """Serve replaces this replica when one of its background tasks has ended."""
+        self._client.check()
+
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 
     def admit(self, trace_id: str, body_bytes: int) -> Refusal | None:  # noqa: ARG002
@@ -128,7 +132,7 @@ class Ingress:
     async def _status(self) -> JSONResponse:
         """What `headwater status` shows."""
         client, flow = self._client, self._client.flow
-        workers = [self._worker_status(worker) for worker in sorted(MEMBERS.present())]
+        workers = [self._worker_status(m) for _, m in sorted(MEMBERS.present().items())]
         now_s, heard_s = time.monotonic(), client.directory_heard_s
         age_s = None if heard_s is None else now_s - heard_s
         body: dict[str, Any] = {
@@ -163,8 +167,8 @@ class Ingress:
             for view in self._router.index.streams()
         ]
 
-    def _worker_status(self, worker: str) -> dict[str, Any]:
-        member = MEMBERS.present()[worker]
+    def _worker_status(self, member: Member) -> dict[str, Any]:
+        worker = member.worker
         link = self._client.links.get(worker)
         status: dict[str, Any] = {
             "id": worker,

@@ -45,7 +45,8 @@ class Members:
         """Set a deployment's workers; tells the listeners when that changes anything."""
         new = {member.worker: member for member in members}
         if self._by_deployment.get(deployment) != new:
-            self._by_deployment[deployment] = new
+            # A new dict: the ingress's loop may be walking the old one.
+            self._by_deployment = {**self._by_deployment, deployment: new}
             for listener in self._listeners:
                 listener()
 
@@ -53,9 +54,17 @@ class Members:
         """All workers by id."""
         return {w: m for group in self._by_deployment.values() for w, m in group.items()}
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` after every change, in the thread where Serve routes."""
-        self._listeners.append(listener)
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after every change, in the thread where Serve routes.
+
+        Returns what ends that.
+        """
+        self._listeners = [*self._listeners, listener]
+
+        def stop() -> None:
+            self._listeners = [known for known in self._listeners if known is not listener]
+
+        return stop
 
 
 MEMBERS = Members()

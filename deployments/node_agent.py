@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.core_claims import CoreClaims
 from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
 from kvcache.agent import AgentServer
 from kvcache.events import encode
@@ -69,9 +71,10 @@ class NodeAgent:
     def __init__(self, settings: AgentSettings, node: str) -> None:
         self._settings = settings
         self._node = node
-        self._cores: dict[int, tuple[str, int]] = {}
         path = socket_path(settings, node)
-        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _own_folder(Path(path).parent)
+        # Claims outlive an agent: the engines that were given the cores do.
+        self._claims = CoreClaims(Path(f"{path}.cores"))
         self._news = threading.Event()
         self._is_closing = False
         self._server = AgentServer(
@@ -97,19 +100,17 @@ class NodeAgent:
         """Take the agent down in order: its socket and slabs go; the actor is killed after this."""
         self._is_closing = True
         self._server.close()
+        self._claims.forget()
 
     def claim_cores(self, owner: str, pid: int, count: int) -> list[int]:
         """Give ``count`` cores of this node to a process; [] when not enough are free.
 
         Claims of processes that have ended are dropped first.
         """
-        self._cores = {c: (o, p) for c, (o, p) in self._cores.items() if _alive(p)}
-        free = [c for c in sorted(os.sched_getaffinity(0)) if c not in self._cores]
-        if len(free) < count:
-            return []
-        for core in free[:count]:
-            self._cores[core] = (owner, pid)
-        return free[:count]
+        cores = self._claims.claim(pid, count)
+        if not cores:
+            log.warning("no %d free cores for %s: it shares, and will be slow", count, owner)
+        return cores
 
     def ledger(self, model: str) -> dict[str, Any]:
         """Slots and leases, from the books and from an independent scan of the slot table."""
@@ -153,7 +154,8 @@ class NodeAgent:
                 asked_s = time.monotonic()
                 need = self._apply(directory, batches)
                 if need:
-                    self._apply(directory, [self._snapshot(model) for model in need])
+                    here = [self._snapshot(model) for model in need if model in models]
+                    self._apply(directory, here)
             except (ray.exceptions.RayError, TimeoutError) as lost:
                 log.warning("directory does not answer (%s); snapshots will follow", lost)
                 directory = None
@@ -168,8 +170,12 @@ class NodeAgent:
         return encode(self._server.snapshot_events(model))
 
 
-def _alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def _own_folder(folder: Path) -> None:
+    """Make the sockets' folder. Raises RuntimeError where somebody else made it first."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RuntimeError(f"{folder} must be a folder of this user alone (mode 700); remove it")
 
 
 def ensure_agent(settings: AgentSettings, node: str) -> Any:

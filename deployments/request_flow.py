@@ -1,13 +1,10 @@
 """The one main path: what happens to a request from its tokens to its last output.
 
 Read top to bottom: ``submit`` plans and sends the prompt to a prefill worker; ``outputs`` passes
-the first token on to the client at once and hands over to a decode worker, which takes that token
-as an output it has already made; later outputs stream through; ``worker_lost`` takes the same way
-again with more tokens. A hand-off is a resume with one token.
-
-A state machine without I/O or clock: events are method calls with ``now_s``, the answer is a list
-of effects (flow_types). Called by engine_client in production and by the simulation. It must not
-know sockets, Ray or vLLM. Source: package DESIGN.md, D8 and D9.
+the first token on at once and hands over to a decode worker, as an output it has already made;
+``worker_lost`` takes the same way again with more tokens: a hand-off is a resume with one token.
+A state machine: events are calls with ``now_s``, answers are effects (flow_types). Called by
+engine_client. Must not know sockets, clocks, Ray or vLLM. Source: D8 and D9.
 """
 
 from __future__ import annotations
@@ -54,8 +51,13 @@ class _Request:
     handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
     excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
     worker_deaths: int = 0
+    refusals: int = 0
     parked_until_s: float | None = None  # from its first wait since it last made progress
     retry_s: float = 0.0
+
+    def attempts(self) -> int:
+        """Those that a worker took: a refusal costs nothing."""
+        return len(self.record.attempts) - self.refusals
 
 
 class RequestFlow:
@@ -87,7 +89,7 @@ class RequestFlow:
 
     def _start(self, request: _Request, why: str, now_s: float) -> list[Effect]:
         """Plan from what is known now and start an attempt; park when no worker is there."""
-        if len(request.record.attempts) >= self._limits.attempts_max:
+        if request.attempts() >= self._limits.attempts_max:
             return self._fail(request, Failure.ATTEMPTS_EXHAUSTED, now_s)
         try:
             decision = self._plan(request, now_s)
@@ -226,8 +228,8 @@ class RequestFlow:
         """Resume with the tokens so far at the planned decode worker, or plan again."""
         self.handovers_total += 1
         request.excluded = frozenset()
-        planned, attempts = request.decode_worker, len(request.record.attempts)
-        if self._router.is_ready(planned) and attempts < self._limits.attempts_max:
+        planned, may_try = request.decode_worker, request.attempts() < self._limits.attempts_max
+        if may_try and self._router.is_ready(planned):
             request.compute_tokens = 1  # the prompt's blocks are in the slab
             return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
         return self._start(request, "hand-over, planned worker gone", now_s)
@@ -252,14 +254,16 @@ class RequestFlow:
 
     # ---- 5. on death: plan again with the tokens so far -------------------------------------
 
-    def worker_lost(self, worker: str, reason: str, now_s: float) -> list[Effect]:
-        """The link to ``worker`` ended: its attempts are fenced and go on elsewhere."""
+    def worker_lost(
+        self, worker: str, reason: str, now_s: float, *, is_death: bool = True
+    ) -> list[Effect]:
+        """Its attempts are fenced and go on elsewhere. is_death False: drained, or a bad link."""
         self._router.remove_worker(worker)
         hit = [r for r in self._requests.values() if r.attempt and r.attempt.worker == worker]
         effects: list[Effect] = []
         for request in hit:
             self._end_attempt(request, f"lost: {reason}", now_s)
-            request.worker_deaths += 1
+            request.worker_deaths += is_death
             if request.worker_deaths >= self._limits.worker_deaths_max:
                 effects += self._fail(request, Failure.POISON_REQUEST, now_s)
                 continue
@@ -282,11 +286,12 @@ class RequestFlow:
             return []
         worker, role = request.attempt.worker, request.attempt.role
         if role is Role.PREFILL:
-            request.handoff = None  # the lease was never opened
+            request.handoff = None  # never opened
         self._end_attempt(request, f"rejected: {message}", now_s)
         if client_fault:
             return self._fail(request, Failure.REJECTED_BY_ENGINE, now_s, message)
         request.excluded |= {worker}
+        request.refusals += 1
         return self._start(request, f"{worker} refused", now_s)
 
     # ---- 6. waiting for a worker ------------------------------------------------------------
@@ -393,7 +398,7 @@ class RequestFlow:
             assert request.handoff is None or request.stage is not Stage.DECODE
             assert request.record.outcome is None
             assert request.record.output_tokens == len(request.tokens)
-            assert len(request.record.attempts) <= self._limits.attempts_max
+            assert request.attempts() <= self._limits.attempts_max
             assert request.worker_deaths < self._limits.worker_deaths_max
             # An attempt's last token carries its finish: nothing is left over to resume.
             assert not request.tokens or tokens_left(request.intake, request.tokens) > 0

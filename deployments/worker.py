@@ -72,7 +72,7 @@ class EngineWorker:
             settings.engine,
             owner=self.worker_id,
             agent_socket=address,
-            core=cores[0] if cores else None,
+            core=cores[0] if len(cores) == 1 else None,
         )
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
         from deployments import engine_loop
@@ -81,6 +81,7 @@ class EngineWorker:
             self._engine_settings,
             engine_loop.LoopSinks(deliver=self._deliver_from_engine, send=self._send_from_engine),
             queue_max=settings.queue_max,
+            cores=cores,
         )
         self._loop.start()
         await asyncio.to_thread(self._loop.wait_built)

@@ -36,9 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     config = config_sources.load(arguments).config
     _refuse_second(config)
-    config = _with_port(config)
+    if config.ray.address is None or config.http.port == 0:
+        config = _with_port(config)
     _listen_to_signals()
-    from cluster.launch import secret_in
+    from cluster import launch
     from cluster.local_ray import ray_cluster
     from cluster.model_store import prepare_model
 
@@ -47,9 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     check_kv_room(config, model.kv_bytes_per_token(config.model.dtype))
     say(f"Model {config.model.served} is ready in {model.path}.")
-    secret = secret_in(config.state.dir)
+    secret = launch.secret_in(config.state.dir)
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
     with ray_cluster(config) as cluster:
+        serve_is_ours = not launch.serve_runs()
         _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
             _serve(config, Path(model.path), secret, cluster.dashboard, began_s)
@@ -57,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
         finally:
-            _end(config)
+            launch.take_down(serve_is_ours=serve_is_ours and not cluster.ours)
+            running.forget(config.state.dir)
     say("Stopped.")
     return 0
 
@@ -104,13 +107,6 @@ def _show(config: Config, endpoint: str, dashboard: str | None, trace_id: str) -
     say("Next:       ./headwater status")
     say(f"            ./headwater explain {trace_id}")
     say("            ./headwater stop      (or Ctrl-C here)")
-
-
-def _end(config: Config) -> None:
-    from cluster import launch
-
-    launch.take_down()
-    running.forget(config.state.dir)
 
 
 def _listen_to_signals() -> None:

@@ -31,6 +31,8 @@ _DEFAULTS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Choices of one request; vLLM's own limit is 16384, and all are made in one go.
+    "VLLM_MAX_N_SEQUENCES": "128",
 }
 _DEFAULTS_ON_CPU = {
     # A core of its own for each engine decides everything on a CPU.

@@ -133,6 +133,10 @@ class HeadwaterLLM(AsyncLLM):
         finally:
             self._client.cancelling = False
 
+    def is_waiting_for(self, request_id: str) -> bool:
+        """Whether somebody still wants this request's outputs."""
+        return request_id in self.output_processor.request_states
+
     def fail(self, request_id: str, status: int, message: str) -> list[str]:
         """End one request with an HTTP error, or an error event when its stream has begun.
 
@@ -177,6 +181,8 @@ def _arguments(settings: FrontEndSettings) -> Arguments:
         "--enforce-eager",
         "--disable-log-stats",
         "--enable-prompt-tokens-details",
+        # Engine requests, not HTTP ones: a list of prompts, or n, makes many of one.
+        *("--max-num-queued-reqs", str(settings.engine_requests_max)),
         # The engines run this backend alone: a request for another would be rejected there.
         *("--structured-outputs-config", json.dumps({"backend": STRUCTURED_OUTPUT_BACKEND})),
     ]

@@ -73,6 +73,7 @@ class FrontEndSettings:
         model_path: folder with config and tokenizer; weights are not read.
         tool_call_parser: vLLM's parser name, or empty for no automatic tool choice.
         max_logprobs: most alternatives a client may ask for.
+        engine_requests_max: engine requests at once in one ingress (n and lists of prompts count).
 
     """
 
@@ -83,3 +84,4 @@ class FrontEndSettings:
     block_size: int
     tool_call_parser: str = "hermes"
     max_logprobs: int = 20
+    engine_requests_max: int = 256

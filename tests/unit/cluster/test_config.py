@@ -213,10 +213,10 @@ def test_an_empty_file_changes_nothing(yaml_file: Path) -> None:
     assert load(file=yaml_file).config == Config()
 
 
-def test_without_a_decode_worker_nothing_could_answer() -> None:
-    with pytest.raises(ConfigError, match="at least 1"):
-        load("--decode-workers", "0")
-    assert load("--prefill-workers", "0").config.workers.prefill.replicas == 0
+@pytest.mark.parametrize("flag", ["--decode-workers", "--prefill-workers"])
+def test_each_role_has_at_least_one_worker(flag: str) -> None:
+    with pytest.raises(ConfigError, match="greater than or equal to 1"):
+        load(flag, "0")
 
 
 def test_the_folders_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -> None:
