@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,6 @@ from deployments import frames
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
 from deployments.engine.codec import decode_outputs, encode_request
-from deployments.engine.errors import MalformedBlob
 from deployments.engine.front_end import (
     HeadwaterLLM,
     as_client_output,
@@ -32,7 +31,6 @@ from deployments.engine.front_end import (
     token_limits,
 )
 from deployments.engine.messages import EngineCoreOutput, EngineCoreRequest
-from deployments.errors import LinkError, LinkRefused
 from deployments.flow_types import (
     AbortAttempt,
     AttemptTiming,
@@ -46,15 +44,15 @@ from deployments.flow_types import (
     SubmitAttempt,
 )
 from deployments.http_edge import CURRENT_TRACE
-from deployments.link import WorkerLink, open_link
-from deployments.membership import MEMBERS, Member
+from deployments.membership import Member
 from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
+from deployments.worker_links import WorkerLinks
 from kvcache import events
 from kvcache.directory_types import NeedResync
 from router.route import Router
-from router.workers import State, WorkerReport, WorkerView
+from router.workers import WorkerReport, WorkerView
 
 log = logging.getLogger("headwater.ingress")
 
@@ -73,32 +71,26 @@ class EngineClient:
     ) -> None:
         self._settings = settings
         self._router = router
-        self._secret = secret
         self.flow = RequestFlow(router, settings.limits, records)
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
-        self.links: dict[str, WorkerLink] = {}
+        self.links = WorkerLinks(settings, self.ingress_id, secret, self)
         self._views: dict[str, WorkerView] = {}
-        self.refused: dict[str, str] = {}
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
         self.directory_heard_s: float | None = None
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
-        self._connecting: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._llm: HeadwaterLLM | None = None
-        self._stop_listening: Callable[[], None] = lambda: None
         self._ticked_s = time.monotonic()
         self._metrics = IngressMetrics(settings.model)
 
     async def start(self, llm: HeadwaterLLM) -> None:
         """Begin to follow membership and directory."""
         self._llm = llm
-        loop = asyncio.get_running_loop()
-        self._stop_listening = MEMBERS.listen(lambda: _run_on(loop, self._members_changed))
         self._tasks = [
             asyncio.create_task(self._follow_directory(), name="directory"),
             asyncio.create_task(self._tick(), name="tick"),
         ]
-        self._members_changed()
+        self.links.start()
 
     # ---- requests (front_end.RequestPort) ---------------------------------------------------
 
@@ -149,9 +141,9 @@ class EngineClient:
             elif isinstance(effect, SubmitAttempt):
                 self._submit(effect)
             elif isinstance(effect, AbortAttempt):
-                self._send(effect.worker, frames.Abort([effect.attempt]))
+                self.links.send(effect.worker, frames.Abort([effect.attempt]))
             elif isinstance(effect, EndHandoff):
-                self._send(effect.worker, frames.EndHandoffs([effect.handoff]))
+                self.links.send(effect.worker, frames.EndHandoffs([effect.handoff]))
             elif isinstance(effect, Fail):
                 assert self._llm is not None
                 siblings = self._llm.fail(effect.request_id, effect.status, effect.message)
@@ -170,106 +162,46 @@ class EngineClient:
             handoff=effect.handoff,
         )
         self._note(effect.attempt, f"submitted to {effect.worker} as {effect.role}")
-        self._send(effect.worker, message)
-
-    def _send(self, worker: str, message: frames.Message) -> None:
-        """A worker without a link is already known as lost, or will be within this turn."""
-        link = self.links.get(worker)
-        if link is not None:
-            link.send(message)
+        self.links.send(effect.worker, message)
 
     def _note(self, attempt: str, what: str) -> None:
         self.events.append((time.monotonic(), attempt, what))
 
-    # ---- links ------------------------------------------------------------------------------
+    # ---- workers (worker_links.LinkUser) ---------------------------------------------------
 
-    def _members_changed(self) -> None:
-        """Connect to new workers; stop planning for those that Serve is taking away."""
-        present = MEMBERS.present()
-        for worker, member in present.items():
-            if worker not in self._connecting:
-                task = asyncio.create_task(self._keep_link(member))
-                self._connecting[worker] = task
-        for worker, view in self._views.items():
-            state: State = "ready" if worker in present else "draining"
-            if view.state != state:
-                self._views[worker] = replace(view, state=state)
-                self._router.add_worker(self._views[worker])
-
-    async def _keep_link(self, member: Member) -> None:
-        """Connect, receive until the link ends, and again while the worker is a member."""
-        settings = self._settings
-        try:
-            while MEMBERS.present().get(member.worker) == member:
-                try:
-                    link = await open_link(
-                        member.host,
-                        member.port,
-                        self.ingress_id,
-                        self._secret,
-                        settings.expected_namespace,
-                        settings.links,
-                    )
-                except LinkRefused as refused:
-                    log.error("%s refused: %s", member.worker, refused)  # noqa: TRY400
-                    self.refused[member.worker] = str(refused)
-                    await asyncio.sleep(settings.refused_retry_s)
-                    continue
-                except LinkError as failed:
-                    log.warning("%s: %s", member.worker, failed)
-                    await asyncio.sleep(settings.reconnect_s)
-                    continue
-                await self._use_link(member, link)
-                await asyncio.sleep(settings.reconnect_s)
-        except Exception:
-            log.exception("%s: its link ended in an error of ours", member.worker)
-            raise
-        finally:
-            self._connecting.pop(member.worker, None)
-            self.refused.pop(member.worker, None)
-
-    async def _use_link(self, member: Member, link: WorkerLink) -> None:
-        welcome = link.welcome
-        worker = welcome.worker
-        if worker != member.worker:  # another worker has its port by now
-            link.close()
-            return
-        self.links[worker] = link
-        self.refused.pop(worker, None)
+    def worker_joined(self, member: Member, welcome: frames.Welcome) -> None:
+        """The router may plan for it; whoever waited for a worker tries again."""
         view = WorkerView(
-            worker=worker,
+            worker=welcome.worker,
             model=welcome.model,
             role="prefill" if welcome.role == Role.PREFILL else "decode",
             node=member.node,
             block_size=self._settings.block_size,
             slots=welcome.slots,
             machine=welcome.machine,
-            state="ready" if worker in MEMBERS.present() else "draining",
         )
+        self._views[view.worker] = view
         self._router.add_worker(view)
-        self._views[worker] = view
-        self._note(worker, f"link up, pid {welcome.pid}")
+        self._note(view.worker, f"link up, pid {welcome.pid}")
         self._carry_out(self.flow.worker_ready(time.monotonic()))
-        reason = "link cancelled"
-        try:
-            reason = await link.run(lambda message: self._received(worker, message))
-        except MalformedBlob as bad:
-            reason = f"sent what cannot be read: {bad}"
-        finally:
-            if self.links.get(worker) is link:
-                self._lost(worker, reason)
 
-    def _lost(self, worker: str, reason: str) -> None:
+    def worker_leaves(self, worker: str, *, draining: bool) -> None:
+        """Stop planning for a worker that Serve is taking away; its streams may finish."""
+        view = replace(self._views[worker], state="draining" if draining else "ready")
+        if view != self._views[worker]:
+            self._views[worker] = view
+            self._router.add_worker(view)
+
+    def worker_lost(self, worker: str, reason: str, *, is_member: bool) -> None:
         """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
-        del self.links[worker]
         self._views.pop(worker, None)
         now_s = time.monotonic()
-        is_death = worker in MEMBERS.present() and now_s - self._ticked_s < STALL_TICKS * TICK_S
-        log.warning("%s lost: %s%s", worker, reason, "" if is_death else " (no death)")
+        is_death = is_member and now_s - self._ticked_s < STALL_TICKS * TICK_S
         self._note(worker, f"link lost: {reason}")
         self._carry_out(self.flow.worker_lost(worker, reason, now_s, is_death=is_death))
 
-    def _received(self, worker: str, message: frames.Message) -> None:
+    def received(self, worker: str, message: frames.Message) -> None:
+        """One message of a worker."""
         now_s = time.monotonic()
         if isinstance(message, frames.Outputs):
             self._outputs_of(worker, message, now_s)
@@ -291,7 +223,7 @@ class EngineClient:
         if isinstance(change, events.Snapshot):
             self._router.apply_snapshot(change)
         elif any(isinstance(effect, NeedResync) for effect in self._router.apply_batch(change)):
-            self._send(worker, frames.Resync())
+            self.links.send(worker, frames.Resync())
 
     def _outputs_of(self, worker: str, message: frames.Outputs, now_s: float) -> None:
         outputs = decode_outputs(message.outputs)
@@ -334,7 +266,8 @@ class EngineClient:
         self._router.worker_report(worker, report, now_s)
         node = self._views[worker].node if worker in self._views else ""
         here = [name for name, view in self._views.items() if view.node == node]
-        usable = not any(self.links[name].load.degraded for name in here if name in self.links)
+        links = [self.links.open[name] for name in here if name in self.links.open]
+        usable = not any(link.load.degraded for link in links)
         self._router.set_handoff(node, usable=usable)
 
     # ---- background -------------------------------------------------------------------------
@@ -360,14 +293,16 @@ class EngineClient:
 
     def degraded(self) -> dict[str, list[str]]:
         """Everything that works less well than it should, in words, by metrics.DEGRADATIONS."""
-        roles = {link.welcome.role for link in self.links.values()}
+        roles = {link.welcome.role for link in self.links.open.values()}
         lost = "directory does not answer: routing by load"
         return {
             "directory": [lost] if self.directory_heard_s is None else [],
-            "link_refused": [f"{worker} refused: {why}" for worker, why in self.refused.items()],
+            "link_refused": [
+                f"{worker} refused: {why}" for worker, why in self.links.refused.items()
+            ],
             "agent": [
                 f"{worker}: {link.load.degraded}"
-                for worker, link in self.links.items()
+                for worker, link in self.links.open.items()
                 if link.load.degraded
             ],
             "role_missing": [
@@ -394,18 +329,15 @@ class EngineClient:
             self._carry_out(self.flow.tick(time.monotonic()))
             for effect in self._router.index.unresolved():
                 if isinstance(effect, NeedResync):  # an answer may have been lost: ask again
-                    self._send(effect.source.removeprefix(events.ENGINE_PREFIX), frames.Resync())
+                    self.links.send(
+                        effect.source.removeprefix(events.ENGINE_PREFIX), frames.Resync()
+                    )
 
     def close(self) -> None:
         """End all links and tasks."""
-        self._stop_listening()
-        for task in [*self._tasks, *self._connecting.values()]:
+        self.links.close()
+        for task in self._tasks:
             task.cancel()
-
-
-def _run_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Run ``call`` on a loop, from any thread."""
-    loop.call_soon_threadsafe(call)
 
 
 def _kv_report(params: dict[str, Any]) -> KvReport:

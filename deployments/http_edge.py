@@ -55,6 +55,7 @@ _ERROR_KINDS = {
     500: "InternalServerError",
     503: "ServiceUnavailableError",
 }
+WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -106,7 +107,7 @@ class HttpEdge:
             and scope["method"] == "POST"
             and _route_path(scope).rstrip("/") in GENERATE_PATHS
         )
-        if not generates:
+        if not generates and not (scope["type"] == "http" and scope["method"] in WITH_BODY):
             await self._app(_with_safe_request_id(scope), receive, send)
             return
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
@@ -117,6 +118,9 @@ class HttpEdge:
         if body is None:
             message = f"Request body is larger than {self._body_bytes_max} bytes."
             await _respond(send, trace, 413, message, "request_too_large")
+            return
+        if not generates:
+            await self._app(_with_safe_request_id(scope), _replay(body, receive), send)
             return
         field = _refused_field(body)
         if field is not None:

@@ -124,7 +124,7 @@ class Ingress:
 
     async def _ready(self) -> JSONResponse:
         """200 when a prefill and a decode worker can take a request, 503 with the reason else."""
-        roles = {link.welcome.role for link in self._client.links.values()}
+        roles = {link.welcome.role for link in self._client.links.open.values()}
         missing = [role.value for role in Role if role.value not in roles]
         status = 503 if missing else 200
         return JSONResponse({"ready": not missing, "missing": missing}, status_code=status)
@@ -169,14 +169,14 @@ class Ingress:
 
     def _worker_status(self, member: Member) -> dict[str, Any]:
         worker = member.worker
-        link = self._client.links.get(worker)
+        link = self._client.links.open.get(worker)
         status: dict[str, Any] = {
             "id": worker,
             "role": member.role,
             "model": member.model,
             "pid": member.pid,
             "node": member.node,
-            "state": "ready" if link else self._client.refused.get(worker, "connecting"),
+            "state": "ready" if link else self._client.links.refused.get(worker, "connecting"),
         }
         if link is not None:
             load = link.load

@@ -235,7 +235,7 @@ class RequestFlow:
         return self._start(request, "hand-over, planned worker gone", now_s)
 
     def _end_handoff_elsewhere(self, request: _Request, worker: str) -> list[Effect]:
-        """Blocks lie in their own node's slab: a worker of another node cannot take them over."""
+        """A worker of another node cannot take them over: they lie in their own node's slab."""
         there = request.handoff and self._node_of(request, request.handoff[0])
         is_elsewhere = there is not None and there != self._node_of(request, worker)
         return self._end_handoff(request) if is_elsewhere else []
@@ -267,7 +267,7 @@ class RequestFlow:
             if request.worker_deaths >= self._limits.worker_deaths_max:
                 effects += self._fail(request, Failure.POISON_REQUEST, now_s)
                 continue
-            # Not excluded: the router does not know the worker until it is back, and sound.
+            # Not excluded: the router forgets the worker until it is back, and sound.
             request.excluded, request.parked_until_s = frozenset(), None
             self.resumes_total += 1
             effects += self._start(request, f"{worker} lost", now_s)
@@ -310,22 +310,19 @@ class RequestFlow:
 
     def worker_ready(self, now_s: float) -> list[Effect]:
         """A worker has joined (the router knows it already): parked requests try, oldest first."""
-        parked = self._parked()
+        parked = [r for r in self._requests.values() if r.stage is Stage.PARKED]
         return [e for request in parked for e in self._start(request, "worker joined", now_s)]
 
     def tick(self, now_s: float) -> list[Effect]:
         """Call about once a second: parked requests end, or try again where they were refused."""
         effects: list[Effect] = []
-        for request in self._parked():
+        for request in [r for r in self._requests.values() if r.stage is Stage.PARKED]:
             assert request.parked_until_s is not None
             if now_s >= request.parked_until_s:
                 effects += self._fail(request, Failure.NO_WORKER, now_s, request.record.detail)
             elif now_s >= request.retry_s:
                 effects += self._start(request, "tried again", now_s)
         return effects
-
-    def _parked(self) -> list[_Request]:
-        return [r for r in self._requests.values() if r.stage is Stage.PARKED]
 
     # ---- 7. ends ----------------------------------------------------------------------------
 
@@ -352,14 +349,12 @@ class RequestFlow:
         is_refusal = not request.record.attempts or failure is Failure.REJECTED_BY_ENGINE
         outcome = Outcome.REFUSED if is_refusal else Outcome.FAILED
         effects = self._finish(request, outcome, f"{failure.code}: {message}", now_s)
-        fail = Fail(request.intake.request_id, failure.status, failure.code, message)
-        return [*effects, fail]
+        return [*effects, Fail(request.intake.request_id, failure.status, failure.code, message)]
 
     def _end_attempt(self, request: _Request, outcome: str, now_s: float) -> None:
         attempt = request.attempt
         assert attempt is not None
-        attempt.outcome = outcome
-        attempt.ended_s = now_s
+        attempt.outcome, attempt.ended_s = outcome, now_s
         del self._by_attempt[attempt.attempt]
         request.attempt = None
         self._router.ended(attempt.attempt)

@@ -326,12 +326,21 @@ async def test_an_unsafe_request_id_is_dropped_on_every_path(
 )
 async def test_requests_that_generate_nothing_pass_untouched(scope: Scope) -> None:
     app, events = App(), Events(refusal=Refusal(1.0, "Full."))
-    body = [b'{"kv_transfer_params": {}}', b"x" * 2 * BODY_BYTES_MAX]
+    body = [b'{"kv_transfer_params": {}}', b"x" * 20]
     answer = await ask(edge_round(app, events), body, scope=scope)
     assert answer.status == 200
     assert answer.messages[0]["headers"] == [(b"content-type", b"application/json")]
     assert app.bodies == [b"".join(body)]
     assert app.traces == [None]
+
+
+async def test_the_size_of_a_body_is_bounded_where_nothing_is_generated() -> None:
+    app, events = App(), Events()
+    answer = await ask(
+        edge_round(app, events), [b"x" * 2 * BODY_BYTES_MAX], scope=scope_of("/tokenize")
+    )
+    assert answer.status == 413
+    assert app.bodies == []
 
 
 async def test_a_lifespan_scope_passes_untouched() -> None:

@@ -213,3 +213,17 @@ def test_late_outputs_of_its_earlier_life_are_not_taken_for_new_ones(world: Worl
     world.deliver("d1")
     assert world.flow.late_outputs_total == 1
     finish(world)
+
+
+def test_lost_links_that_are_nobodys_death_make_no_request_poison(world: World) -> None:
+    world.join("p1", "d1", "d2", "d3")
+    world.submit(Job("r"))
+    world.turn("p1")
+    for _ in range(2):  # as many as make poison, if they were deaths
+        worker = world.at("r")
+        world.turn(worker)
+        world.workers.pop(worker, None)
+        effects = world.flow.worker_lost(worker, "drained", world.now_s, is_death=False)
+        world.carry_out(effects)
+    assert world.clients["r"].ends == []
+    finish(world)
