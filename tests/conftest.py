@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
@@ -13,6 +14,10 @@ settings.register_profile("headwater", deadline=None)
 settings.load_profile("headwater")
 
 MISSING = "missing: "
+
+# A shell that starts us in the background lets us ignore SIGINT, and children inherit that: tests
+# that press Ctrl-C would hang.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
