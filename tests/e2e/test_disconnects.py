@@ -24,6 +24,7 @@ WAYS = ["close", "reset"]
 ROUNDS = range(5)
 LONG = 1700
 STEPS_TO_CLEAN = 2
+AHEAD = 6
 
 
 def name_of(stage: str) -> str:
@@ -111,31 +112,27 @@ def test_client_leaves_while_queued(cluster: Cluster, way: str, round_: int) -> 
     seed = 2300 + 10 * (round_ + 10 * WAYS.index(way))
     name = name_of("queued")
     with contextlib.ExitStack() as stack:
-        # Each takes a step's whole token budget for several steps, and the router spreads them:
-        # both workers have one running and ours waits behind it, wherever it goes.
-        ahead = [
-            stack.enter_context(
-                raw_stream(cluster, body_of(prompt(LONG, seed + i), max_tokens=1), name_of("ahead"))
-            )
-            for i in range(3)
-        ]
-        wait_until(
-            lambda: all(cluster.worker(role)["running"] for role in ("prefill", "decode")),
-            timeout_s=20,
-            what="both workers busy",
-        )
-        with raw_stream(cluster, body_of(prompt(LONG, seed + 9)), name) as stream:
-            wait_until(
-                lambda: any("submitted" in note for note in notes(cluster, name)),
-                timeout_s=20,
-                what="ours submitted",
-            )
-            leave(stream, way)
-            role = "prefill" if "as prefill" in notes(cluster, name)[0] else "decode"
-            stage = {"prefill": "prefill", "decode": "handover"}[role]
-            aborted(cluster, name, stage, "waiting")
-        for other in ahead:
-            other.read_until(lambda got: b"[DONE]" in got)
+        # Each takes a worker's whole token budget for seven steps. However the router spreads
+        # them, it gives ours to the shorter queue, in which at least two are before it.
+        for place in range(AHEAD):
+            ahead = name_of("ahead")
+            body = body_of(prompt(LONG, seed + place), max_tokens=1)
+            stack.enter_context(raw_stream(cluster, body, ahead))
+            submitted(cluster, ahead)
+        stream = stack.enter_context(raw_stream(cluster, body_of(prompt(LONG, seed + 9)), name))
+        where = submitted(cluster, name)
+        leave(stream, way)
+        stage = "prefill" if where.endswith("as prefill") else "handover"
+        aborted(cluster, name, stage, "waiting")
+
+
+def submitted(cluster: Cluster, name: str) -> str:
+    """Wait for the note that a request was given to a worker, and return it."""
+
+    def found() -> list[str]:
+        return [note for note in notes(cluster, name) if note.startswith("submitted")]
+
+    return wait_until(found, timeout_s=20, what=f"{name} submitted")[0]
 
 
 def test_a_client_of_an_answer_at_once_leaves_and_generation_ends(cluster: Cluster) -> None:
