@@ -75,6 +75,7 @@ class EngineClient:
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
         self._views: dict[str, WorkerView] = {}
+        self._without_agent: set[str] = set()
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
         self.directory_heard_s: float | None = None
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
@@ -194,6 +195,7 @@ class EngineClient:
 
     def worker_lost(self, worker: str, reason: str, *, is_member: bool) -> None:
         """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
+        self._agent_seen(worker, missing=False)
         self._views.pop(worker, None)
         now_s = time.monotonic()
         is_death = is_member and now_s - self._ticked_s < STALL_TICKS * TICK_S
@@ -264,11 +266,16 @@ class EngineClient:
             step_ms=load.step_ms if load.step_tokens == load.batch > 0 else None,
         )
         self._router.worker_report(worker, report, now_s)
-        node = self._views[worker].node if worker in self._views else ""
-        here = [name for name, view in self._views.items() if view.node == node]
-        links = [self.links.open[name] for name in here if name in self.links.open]
-        usable = not any(link.load.degraded for link in links)
-        self._router.set_handoff(node, usable=usable)
+        self._agent_seen(worker, missing=bool(load.degraded))
+
+    def _agent_seen(self, worker: str, *, missing: bool) -> None:
+        """A node whose agent some worker misses hands nothing over. Walks only on a change."""
+        view = self._views.get(worker)
+        if view is None or missing == (worker in self._without_agent):
+            return
+        (self._without_agent.add if missing else self._without_agent.discard)(worker)
+        here = {name for name, other in self._views.items() if other.node == view.node}
+        self._router.set_handoff(view.node, usable=not here & self._without_agent)
 
     # ---- background -------------------------------------------------------------------------
 
@@ -291,9 +298,13 @@ class EngineClient:
                 self.directory_heard_s = None
                 await asyncio.sleep(self._settings.reconnect_s)
 
+    def missing_roles(self) -> list[Role]:
+        """Roles of which no worker is linked."""
+        roles = {link.welcome.role for link in self.links.open.values()}
+        return [role for role in Role if role.value not in roles]
+
     def degraded(self) -> dict[str, list[str]]:
         """Everything that works less well than it should, in words, by metrics.DEGRADATIONS."""
-        roles = {link.welcome.role for link in self.links.open.values()}
         lost = "directory does not answer: routing by load"
         return {
             "directory": [lost] if self.directory_heard_s is None else [],
@@ -307,8 +318,7 @@ class EngineClient:
             ],
             "role_missing": [
                 f"no {role.value} worker: the other role's workers do its work"
-                for role in Role
-                if role.value not in roles
+                for role in self.missing_roles()
             ],
         }
 

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -36,7 +35,6 @@ PENDING_IO_POLL_S = 0.001
 class _Attempt:
     owner: str
     received_s: float
-    prompt_tokens: int
     first_token: bool = False
 
 
@@ -82,7 +80,6 @@ class EngineLoop:
         self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
         self.progress_s = time.monotonic()
-        self.log: deque[tuple[float, str, str]] = deque(maxlen=4096)
 
     # ---- called from any thread -------------------------------------------------------------
 
@@ -202,9 +199,7 @@ class EngineLoop:
                 "handoff": message.handoff,
                 "publish_handoff": message.role == "prefill" and message.handoff is not None,
             }
-            self._attempts[message.attempt] = _Attempt(
-                owner, time.monotonic(), len(request.prompt_token_ids or ())
-            )
+            self._attempts[message.attempt] = _Attempt(owner, time.monotonic())
             self.engine.add(request, message.resume_tokens, transfer)
         except (RequestRejected, MalformedBlob) as refused:
             self._attempts.pop(message.attempt, None)
@@ -212,14 +207,12 @@ class EngineLoop:
                 owner, frames.Rejected(message.attempt, str(refused), client_fault=True)
             )
             return
-        self.log.append((time.monotonic(), message.attempt, f"added for {message.role}"))
 
     def _abort(self, owner: str, attempts: list[str]) -> None:
         known = [a for a in attempts if a in self._attempts and self._attempts[a].owner == owner]
         for attempt in known:
             stage = self.engine.status_of(attempt)
             self._sinks.send(owner, frames.Aborted(attempt, stage, self.engine.counts().steps))
-            self.log.append((time.monotonic(), attempt, f"aborted while {stage}"))
             del self._attempts[attempt]
         self.engine.abort(known)
 
@@ -239,7 +232,6 @@ class EngineLoop:
                 delivery.timings.append(self._timing(output.request_id, attempt))
             if output.finish_reason is not None:
                 del self._attempts[output.request_id]
-                self.log.append((time.monotonic(), output.request_id, "finished"))
         self._sinks.deliver(list(by_owner.values()), self.load())
 
     def _timing(self, name: str, attempt: _Attempt) -> frames.Timing:

@@ -20,7 +20,7 @@ from deployments.client_settings import ClientSettings
 from deployments.directory_actor import RAY_NAMESPACE
 from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
-from deployments.flow_types import Outcome, Role
+from deployments.flow_types import Outcome
 from deployments.http_edge import HttpEdge, Refusal
 from deployments.membership import MEMBERS, Member
 from deployments.node_agent import agent_name
@@ -124,8 +124,7 @@ class Ingress:
 
     async def _ready(self) -> JSONResponse:
         """200 when a prefill and a decode worker can take a request, 503 with the reason else."""
-        roles = {link.welcome.role for link in self._client.links.open.values()}
-        missing = [role.value for role in Role if role.value not in roles]
+        missing = [role.value for role in self._client.missing_roles()]
         status = 503 if missing else 200
         return JSONResponse({"ready": not missing, "missing": missing}, status_code=status)
 

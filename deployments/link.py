@@ -100,7 +100,6 @@ class WorkerLink:
         self._settings = settings
         self._heard_s = time.monotonic()
         self.load = frames.Load()
-        self.bytes_received_total = 0
 
     def send(self, message: frames.Message) -> None:
         """Queue one message. A broken link is noticed by ``run``, not here."""

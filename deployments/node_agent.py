@@ -122,10 +122,6 @@ class NodeAgent:
             "scan": asdict(scan),
         }
 
-    def models(self) -> list[str]:
-        """Models that have a slab here."""
-        return list(self._server.models())
-
     def _ship(self) -> None:
         """Send event batches to the directory, and snapshots where it asks for one."""
         directory: Any = None
