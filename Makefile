@@ -6,6 +6,9 @@ SOURCES := cluster deployments kvcache loadtests router requirements tests
 
 .PHONY: help check lint format format-check types imports unit test e2e chaos agreement bench lock clean
 
+# BENCH: flags of loadtests.bench, such as BENCH="--only slab".
+BENCH ?=
+
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' Makefile
 
@@ -43,8 +46,8 @@ chaos:  ## tests that kill processes of a running cluster
 agreement:  ## bfloat16 against a plain vLLM server: where answers part
 	$(PYTHON) -m tests.e2e.agreement
 
-bench:  ## benchmarks that need no engine yet: the routing decision
-	$(PYTHON) -m loadtests.bench_routing
+bench:  ## benchmarks beside their baselines; rewrites loadtests/RESULTS.md
+	$(PYTHON) -m loadtests.bench $(BENCH)
 
 lock:  ## resolve requirements/*.in into hashed locks 
 	$(PYTHON) requirements/lock.py --uv $(UV)

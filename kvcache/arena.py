@@ -7,15 +7,17 @@ step leaves the shared headers and the journal as the slot table says, before th
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Final
 
-from kvcache.blocks import FilledBlock, Grant, Refusal
+from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
 from kvcache.errors import ProtocolError, RegistrationRefused
 from kvcache.events import EventBatch, Snapshot
 from kvcache.identity import Layout, Namespace
 from kvcache.journal import Journal
 from kvcache.leases import Owner
 from kvcache.ledger import SlotLedger
+from kvcache.prefault import Prefault
 from kvcache.protocol import (
     Abandon,
     Allocate,
@@ -63,6 +65,7 @@ class Arena:
             self.slab = Slab(f"headwater-{namespace.model}", geometry)
         except OSError as error:
             raise RegistrationRefused(f"the slab cannot be made: {error}") from error
+        self._prefault = Prefault(self.slab.slots)
         # Generations of two incarnations must not meet: a worker may still hold the old ones.
         first_generation = (secrets.randbits(30) << 32) + 1
         self.table = SlotTable(namespace.model, slots_total, first_generation, orphan_ttl_s)
@@ -91,10 +94,7 @@ class Arena:
                 return Leased(request_id, tuple((r.slot, r.generation, r.checksum) for r in refs))
             case Allocate(request_id, hashes, ttl_s, handoff, handoff_ttl_s):
                 outcomes = table.allocate(owner, hashes, ttl_s, handoff, handoff_ttl_s, now_s)
-                packed = (
-                    o.value if isinstance(o, Refusal) else (o.slot, o.generation) for o in outcomes
-                )
-                return Allocated(request_id, tuple(packed))
+                return Allocated(request_id, self._packed(outcomes))
             case Publish(request_id, blocks, handoff):
                 filled = [FilledBlock(*block) for block in blocks]
                 return Published(request_id, table.publish(owner, filled, handoff, now_s))
@@ -109,6 +109,14 @@ class Arena:
             case Hello():
                 raise ProtocolError("a second HELLO")
         return None
+
+    def _packed(self, outcomes: Sequence[AllocateOutcome]) -> tuple[tuple[int, int] | int, ...]:
+        granted = [o for o in outcomes if isinstance(o, Grant)]
+        if granted:
+            self._prefault.used(max(grant.slot for grant in granted))
+        return tuple(
+            o.value if isinstance(o, Refusal) else (o.slot, o.generation) for o in outcomes
+        )
 
     def _examine(self, slot: int, generation: int) -> None:
         """A reader's word is not enough: the block goes only if its bytes are wrong here too."""
@@ -166,4 +174,5 @@ class Arena:
 
     def close(self) -> None:
         """Gives the slab up."""
+        self._prefault.close()
         self.slab.close()

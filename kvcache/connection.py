@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from kvcache.blocks import Grant
 from kvcache.errors import ProtocolError, RegistrationRefused, StaleBlock, StoreUnavailable
+from kvcache.prefault import Prefault
 from kvcache.protocol import (
     DESCRIPTORS,
     RECEIVE_BYTES,
@@ -72,6 +73,7 @@ class Connection:
         self._outbox = Outbox()
         self._waiting: dict[int, Waiter] = {}
         self._last_request_id = 0
+        self._prefault = Prefault(view.slots_writable)
         self._grants: dict[int, Grant] = {}  # by generation; those that may be written to
         self._writers = 0
         self._is_lost = False  # of no more use
@@ -124,6 +126,7 @@ class Connection:
 
     def hold(self, grants: Sequence[Grant]) -> None:
         """Mutates: these may be written to from now on."""
+        self._prefault.used(max((grant.slot for grant in grants), default=0))
         with self._lock:
             self._grants.update((grant.generation, grant) for grant in grants)
 
@@ -214,6 +217,7 @@ class Connection:
             self._close_if_unused()
         for waiter in waiters:
             waiter.fail(error)
+        self._prefault.close()
 
 
 def open_connection(

@@ -108,6 +108,11 @@ class Slab:
         self.headers_fd = _memfd(f"{name}-headers", geometry.headers_bytes)
         self._mapping = _Mapping(geometry, self.data_fd, self.headers_fd, write=True)
 
+    @property
+    def slots(self) -> NDArray[np.uint8]:
+        """(slots, slot_bytes), this process's mapping of them."""
+        return self._mapping.slots
+
     def write_header(self, slot: int, row: Slot) -> None:
         """Mutates the shared header so that readers see what the slot table says."""
         mapping = self._mapping
