@@ -73,7 +73,8 @@ class Connection:
         self._outbox = Outbox()
         self._waiting: dict[int, Waiter] = {}
         self._last_request_id = 0
-        self._prefault = Prefault(view.slots_writable)
+        # The agent finds the memory ahead of use; this only maps what is granted, meanwhile.
+        self._prefault = Prefault(view.slots_writable, ahead_bytes=0)
         self._grants: dict[int, Grant] = {}  # by generation; those that may be written to
         self._writers = 0
         self._is_lost = False  # of no more use

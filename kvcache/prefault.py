@@ -2,9 +2,9 @@
 
 The first touch of a page costs more than filling it: the kernel has to find and clear it (measured
 on a virtual machine: 0.3 GB/s against 18). A thread takes the pages in, in the order in which the
-slot table hands slots out (lowest first), and stays a bounded way ahead of them, so that memory is
-still used as blocks are written. Each process has page tables of its own, so the agent does this
-(which finds the memory) and each worker too (which maps it).
+slot table hands slots out (lowest first). The agent stays a bounded way ahead of them, so that
+memory is still used as blocks are written. Each process has page tables of its own: a worker maps
+the slots that it is granted, which is cheap by then, while its engine computes what goes into them.
 
 Called by the arena and the worker's connection. Must not change a byte: workers may be writing to
 the same pages. Where the kernel knows no such request (before Linux 5.14), nothing happens.

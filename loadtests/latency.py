@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from statistics import median, quantiles
 from typing import Any
 
@@ -106,7 +107,7 @@ class Client:
         tokens, ttft_ms = 0, 0.0
         sent_s = time.perf_counter()
         async with self._session.post(f"{self.endpoint.url}/v1/completions", json=body) as reply:
-            if reply.status != 200:  # noqa: PLR2004
+            if reply.status != HTTPStatus.OK:
                 raise RuntimeError(f"{self.endpoint.label}: {reply.status} {await reply.text()}")
             async for event in _events(reply):
                 if "error" in event:
@@ -130,6 +131,17 @@ class Client:
         wall_s = time.perf_counter() - began_s
         tokens = sum(answer.tokens for answer in answers)
         return Burst(tokens / wall_s, tokens, side.cpu_s() - before_s if side else None)
+
+    async def generated(self) -> dict[str, int]:
+        """Output tokens of each role of Headwater's so far; empty of a plain server."""
+        async with self._session.get(f"{self.endpoint.url}/headwater/status") as reply:
+            if reply.status != HTTPStatus.OK:
+                return {}
+            workers = (await reply.json())["workers"]
+        made: dict[str, int] = {}
+        for worker in workers:
+            made[worker["role"]] = made.get(worker["role"], 0) + worker["generated_tokens_total"]
+        return made
 
     async def _parts(self, trace: str) -> dict[str, float]:
         if not trace:
@@ -238,6 +250,15 @@ def burst_table(theirs: Sequence[Burst], ours: Sequence[Burst]) -> tuple[Table, 
     return Table(columns, tuple(rows)), missed
 
 
+def shares_of(before: dict[str, int], after: dict[str, int]) -> str:
+    """Which role's engine made the tokens in between; two at work make it an unequal race."""
+    made = {role: tokens - before.get(role, 0) for role, tokens in after.items()}
+    total = sum(made.values())
+    if total <= 0:
+        return "unknown"
+    return ", ".join(f"{role} {tokens / total:.0%}" for role, tokens in sorted(made.items()))
+
+
 async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) -> Section:
     """Measure both and say what came out."""
     generator = random.Random(options.seed)
@@ -249,9 +270,11 @@ async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) 
         # Connections, first-time paths, the cost model's first samples.
         await measure_ttft(clients, options.lengths, 1, generator)
         theirs, mine = await measure_ttft(clients, options.lengths, options.rounds, generator)
+        before = await clients[-1].generated()
         bursts = await measure_bursts(
             clients, options.streams, options.output_tokens, options.burst_rounds, generator
         )
+        shares = shares_of(before, await clients[-1].generated())
     ttft, missed = ttft_table(theirs, mine, options.lengths)
     burst, missed_bursts = burst_table(*bursts)
     flags = [f"{e.label}: {e.side.flags}." for e in (plain, ours) if e.side]
@@ -279,8 +302,11 @@ async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) 
                 "of which a prompt uses one at a time, and is asked through Ray Serve's proxy."
             ),
             (
-                "CPU ms a token: of all processes of a side, idle ones included, while it was "
-                "measured, by output tokens."
+                f"Headwater's tokens of the bursts, by engine: {shares}.",
+                (
+                    "CPU ms a token: of all processes of a side, idle ones included, while it was "
+                    "measured, by output tokens."
+                ),
             ),
         ),
         tables=(ttft, parts_table(mine, options.lengths), burst),

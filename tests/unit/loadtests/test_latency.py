@@ -46,6 +46,13 @@ def test_tokens_per_second_are_held_against_the_plain_servers() -> None:
     assert latency.burst_table(plain, plain)[1] == []
 
 
+def test_engines_are_named_with_their_share_of_the_tokens() -> None:
+    before = {"decode": 100}
+    after = {"decode": 400, "prefill": 100}
+    assert latency.shares_of(before, after) == "decode 75%, prefill 25%"
+    assert latency.shares_of(after, after) == "unknown"
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[TestServer]:
     """Streams as many tokens as asked for, but for prompts that begin with 0 or 1."""
