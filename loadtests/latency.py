@@ -301,12 +301,10 @@ async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) 
                 "defaults for scheduling and prefix caching. It has one engine; Headwater has two, "
                 "of which a prompt uses one at a time, and is asked through Ray Serve's proxy."
             ),
+            f"Headwater's tokens of the bursts, by engine: {shares}.",
             (
-                f"Headwater's tokens of the bursts, by engine: {shares}.",
-                (
-                    "CPU ms a token: of all processes of a side, idle ones included, while it was "
-                    "measured, by output tokens."
-                ),
+                "CPU ms a token: of all processes of a side, idle ones included, while it was "
+                "measured, by output tokens."
             ),
         ),
         tables=(ttft, parts_table(mine, options.lengths), burst),
