@@ -3,6 +3,8 @@
 Each benchmark runs in a process of its own, one after the other, and rewrites its own section of
 loadtests/RESULTS.md. Must not: skip one silently, or run two at once.
 
+A benchmark takes --results FILE and ends with 0, or with EXIT_MISSED where a target was missed.
+
 Exit code: 1 if a benchmark did not run to its end. A target that was missed is shown, and is no
 failure unless --strict is given.
 """
@@ -16,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadtests.results import EXIT_MISSED, RESULTS, ROOT
+from loadtests.results import EXIT_MISSED, RESULTS, ROOT, Setting, write_header
 
 BENCHMARKS = {
     "latency": "loadtests.latency",
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--strict", action="store_true", help="a missed target is a failure")
     options = parser.parse_args(arguments)
     names = [name for name in BENCHMARKS if options.only is None or name in options.only]
+    write_header(options.results, Setting.here())
     codes = run_all(names, options.results.resolve())
     _say("\n# " + "; ".join(f"{name}: {_meaning(code)}" for name, code in codes.items()))
     _say(f"# written to {options.results}")

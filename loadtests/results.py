@@ -153,17 +153,27 @@ def report(section: Section, results: Path | None) -> int:
     return EXIT_MISSED if section.missed else 0
 
 
-def write(path: Path, section: Section, setting: Setting) -> None:
-    """Rewrite one section of the file, and the header; both are added where they are missing."""
-    text = path.read_text(encoding="utf-8") if path.exists() else _PREAMBLE
+def write_header(path: Path, setting: Setting) -> None:
+    """Rewrite where the last run was; the file is made where there is none."""
     header = [
         *(f"- {line}" for line in setting.machine),
         f"- versions: {', '.join(setting.versions)}",
         f"- last run: {setting.date}",
     ]
+    text = path.read_text(encoding="utf-8") if path.exists() else _PREAMBLE
+    _replace(path, _with_block(text, HEADER, header))
+
+
+def write(path: Path, section: Section, setting: Setting) -> None:
+    """Rewrite one section of the file, and the header; both are added where they are missing."""
+    write_header(path, setting)
     where = f"Measured on {setting.date}, {setting.machine[0]}; revision {setting.revision}."
-    text = _with_block(text, HEADER, header)
-    text = _with_block(text, section.name, [*_body(section), "", where])
+    lines = [*_body(section), "", where]
+    _replace(path, _with_block(path.read_text(encoding="utf-8"), section.name, lines))
+
+
+def _replace(path: Path, text: str) -> None:
+    """At once: a benchmark that is interrupted leaves a whole file."""
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

@@ -1,1 +1,1 @@
-"""Benchmarks of our own parts from inside; all other load tests speak HTTP."""
+"""Micro benchmarks: parts of ours measured from inside, so these alone may import them."""

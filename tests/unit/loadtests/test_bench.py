@@ -54,6 +54,7 @@ def test_only_what_was_asked_for_runs(
     arguments = ["--only", "routing", "--only", "slab", "--results", str(tmp_path / "r.md")]
     assert bench.main(arguments) == 0
     assert ran == ["slab", "routing"]
+    assert "<!-- begin header -->" in (tmp_path / "r.md").read_text()
     assert "slab: ran, with targets MISSED" in capsys.readouterr().out
     assert bench.main([*arguments, "--strict"]) == 1
 
