@@ -108,6 +108,7 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         queue_max=config.limits.queue_max_requests,
         pin_cores=config.workers.pin_cores,
         cores=cores,
+        stall_s=config.workers.stall_replace_s,
     )
     return deployment.bind(settings)
 
@@ -149,4 +150,5 @@ def _client(args: BuildArguments) -> ClientSettings:
             worker_deaths_max=config.limits.poison_worker_deaths,
             attempts_max=2 + 2 * config.limits.resume_max,
         ),
+        stall_s=config.workers.stall_s,
     )

@@ -165,6 +165,37 @@ class WorkersConfig(Section):
         default=True,
         description="Bind each worker to cores of its own. Leave it on unless something else does.",
     )
+    stall_s: float = Field(
+        default=20.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Seconds without a turn of its engine after which a worker gets no new requests, and "
+            "does not count as ready, until it turns again. It must exceed the longest engine step "
+            "(1 to 2 s for 1024 prompt tokens on one core, more with a larger "
+            "engine.max_num_batched_tokens); lower notices a stuck engine sooner. A worker whose "
+            "whole process is silent is given up after 10 s, whatever this is."
+        ),
+    )
+    stall_replace_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Seconds without a turn after which the worker is replaced, and its requests go on "
+            "elsewhere. A replacement takes 12 to 17 s and begins with an empty cache."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _replaced_after_it_is_avoided(self) -> Self:
+        if self.stall_replace_s < self.stall_s:
+            message = (
+                f"stall_replace_s ({self.stall_replace_s:g}) must be at least stall_s "
+                f"({self.stall_s:g}): a worker is avoided before it is replaced"
+            )
+            raise ValueError(message)
+        return self
 
 
 class HttpConfig(Section):

@@ -19,6 +19,7 @@ class ClientSettings:
     Attributes:
         expected_namespace: fields that every worker must have, by name.
         reconnect_s, refused_retry_s: waits before a lost or refused link is tried again.
+        stall_s: a worker whose engine has not turned for longer gets no new work.
 
     """
 
@@ -31,3 +32,4 @@ class ClientSettings:
     links: LinkSettings = field(default_factory=LinkSettings)
     reconnect_s: float = 0.5
     refused_retry_s: float = 15.0
+    stall_s: float = 20.0

@@ -13,7 +13,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -44,15 +43,15 @@ from deployments.flow_types import (
     SubmitAttempt,
 )
 from deployments.http_edge import CURRENT_TRACE
-from deployments.membership import Member
+from deployments.membership import MEMBERS, Member
 from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
 from deployments.worker_links import WorkerLinks
+from deployments.worker_views import Readiness, WorkerState, WorkerViews, readiness
 from kvcache import events
 from kvcache.directory_types import NeedResync
 from router.route import Router
-from router.workers import WorkerReport, WorkerView
 
 log = logging.getLogger("headwater.ingress")
 
@@ -74,8 +73,7 @@ class EngineClient:
         self.flow = RequestFlow(router, settings.limits, records)
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
-        self._views: dict[str, WorkerView] = {}
-        self._without_agent: set[str] = set()
+        self._views = WorkerViews(router, block_size=settings.block_size, stall_s=settings.stall_s)
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
         self.directory_heard_s: float | None = None
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
@@ -172,31 +170,17 @@ class EngineClient:
 
     def worker_joined(self, member: Member, welcome: frames.Welcome) -> None:
         """The router may plan for it; whoever waited for a worker tries again."""
-        view = WorkerView(
-            worker=welcome.worker,
-            model=welcome.model,
-            role="prefill" if welcome.role == Role.PREFILL else "decode",
-            node=member.node,
-            block_size=self._settings.block_size,
-            slots=welcome.slots,
-            machine=welcome.machine,
-        )
-        self._views[view.worker] = view
-        self._router.add_worker(view)
-        self._note(view.worker, f"link up, pid {welcome.pid}")
+        self._views.joined(member, welcome)
+        self._note(welcome.worker, f"link up, pid {welcome.pid}")
         self._carry_out(self.flow.worker_ready(time.monotonic()))
 
     def worker_leaves(self, worker: str, *, draining: bool) -> None:
         """Stop planning for a worker that Serve is taking away; its streams may finish."""
-        view = replace(self._views[worker], state="draining" if draining else "ready")
-        if view != self._views[worker]:
-            self._views[worker] = view
-            self._router.add_worker(view)
+        self._views.leaves(worker, draining=draining)
 
     def worker_lost(self, worker: str, reason: str, *, is_member: bool) -> None:
         """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
-        self._agent_seen(worker, missing=False)
-        self._views.pop(worker, None)
+        self._views.left(worker)
         now_s = time.monotonic()
         is_death = is_member and now_s - self._ticked_s < STALL_TICKS * TICK_S
         self._note(worker, f"link lost: {reason}")
@@ -208,7 +192,8 @@ class EngineClient:
         if isinstance(message, frames.Outputs):
             self._outputs_of(worker, message, now_s)
         elif isinstance(message, frames.Ping):
-            self._report(worker, message.load, now_s)
+            if message.load is not None:
+                self._heard(worker, message.load, now_s)
         elif isinstance(message, frames.Rejected):
             self._note(message.attempt, f"rejected: {message.message}")
             effects = self.flow.rejected(
@@ -240,7 +225,7 @@ class EngineClient:
         self._learn(worker, message.load, reports)
         effects = self.flow.outputs(worker, outputs, timings, reports, now_s)
         self._carry_out(effects)
-        self._report(worker, message.load, now_s)
+        self._heard(worker, message.load, now_s)
 
     def _learn(self, worker: str, load: frames.Load, reports: dict[str, KvReport]) -> None:
         """Give the cost model what was measured: the last step if it had a prompt in it, loads.
@@ -255,27 +240,51 @@ class EngineClient:
             if report.loaded_blocks and not report.failed_blocks:
                 self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)
 
-    def _report(self, worker: str, load: frames.Load | None, now_s: float) -> None:
-        if load is None:
-            return
-        report = WorkerReport(
-            running=load.running,
-            waiting=load.waiting,
-            queued_tokens=load.queued_tokens,
-            free_blocks=load.free_blocks,
-            step_ms=load.step_ms if load.step_tokens == load.batch > 0 else None,
-        )
-        self._router.worker_report(worker, report, now_s)
-        self._agent_seen(worker, missing=bool(load.degraded))
+    def _heard(self, worker: str, load: frames.Load, now_s: float) -> None:
+        """A worker's word on itself; where its engine turns again, whoever waited tries again."""
+        change = self._views.heard(worker, load, now_s)
+        if change is not None:
+            self._note(worker, f"its engine {change}")
+        if change == "turns":
+            self._carry_out(self.flow.worker_ready(now_s))
 
-    def _agent_seen(self, worker: str, *, missing: bool) -> None:
-        """A node whose agent some worker misses hands nothing over. Walks only on a change."""
-        view = self._views.get(worker)
-        if view is None or missing == (worker in self._without_agent):
-            return
-        (self._without_agent.add if missing else self._without_agent.discard)(worker)
-        here = {name for name, other in self._views.items() if other.node == view.node}
-        self._router.set_handoff(view.node, usable=not here & self._without_agent)
+    # ---- what operators may know ------------------------------------------------------------
+
+    def worker_states(self) -> list[WorkerState]:
+        """Every worker that Serve has or that is linked, and why it takes no work."""
+        return self._views.states(MEMBERS.present().values(), self.links.refused, self.links.failed)
+
+    def readiness(self) -> Readiness:
+        """Whether a worker of each role takes requests, and we can give it some."""
+        return readiness(self.worker_states(), self.faults())
+
+    def degraded(self) -> dict[str, list[str]]:
+        """Everything that works less well than it should, in words, by metrics.DEGRADATIONS."""
+        lost = "directory does not answer: routing by load"
+        states = self.worker_states()
+        of_state = {
+            state: [f"{one.worker} {state}: {one.why}" for one in states if one.state == state]
+            for state in ("refused", "stalled")
+        }
+        missing = readiness(states, ()).missing
+        all_missing = len(missing) == len(Role)
+        instead = "they wait" if all_missing else "the other role's workers do its work"
+        return {
+            "directory": [lost] if self.directory_heard_s is None else [],
+            "link_refused": of_state["refused"],
+            "stalled": of_state["stalled"],
+            "agent": [f"{name}: {what}" for name, what in self._views.agent_problems().items()],
+            "role_missing": [f"no {role} worker takes requests: {instead}" for role in missing],
+        }
+
+    def faults(self) -> list[str]:
+        """What of this ingress itself has ended and will not come back; empty while it is alive."""
+        found = [
+            f"background task {task.get_name()} has ended" for task in self._tasks if task.done()
+        ]
+        if self._llm is not None and self._llm.errored:
+            found.append("vLLM's output handler has ended")
+        return found
 
     # ---- background -------------------------------------------------------------------------
 
@@ -297,38 +306,6 @@ class EngineClient:
                 index.degrade_feed("directory lost")
                 self.directory_heard_s = None
                 await asyncio.sleep(self._settings.reconnect_s)
-
-    def missing_roles(self) -> list[Role]:
-        """Roles of which no worker is linked."""
-        roles = {link.welcome.role for link in self.links.open.values()}
-        return [role for role in Role if role.value not in roles]
-
-    def degraded(self) -> dict[str, list[str]]:
-        """Everything that works less well than it should, in words, by metrics.DEGRADATIONS."""
-        lost = "directory does not answer: routing by load"
-        return {
-            "directory": [lost] if self.directory_heard_s is None else [],
-            "link_refused": [
-                f"{worker} refused: {why}" for worker, why in self.links.refused.items()
-            ],
-            "agent": [
-                f"{worker}: {link.load.degraded}"
-                for worker, link in self.links.open.items()
-                if link.load.degraded
-            ],
-            "role_missing": [
-                f"no {role.value} worker: the other role's workers do its work"
-                for role in self.missing_roles()
-            ],
-        }
-
-    def check(self) -> None:
-        """Raises RuntimeError when a background task has ended: this ingress must be replaced."""
-        ended = [task.get_name() for task in self._tasks if task.done()]
-        if ended:
-            raise RuntimeError(f"background tasks have ended: {', '.join(ended)}")
-        if self._llm is not None and self._llm.errored:
-            raise RuntimeError("vLLM's output handler has ended")
 
     async def _tick(self) -> None:
         while True:

@@ -1,8 +1,9 @@
-"""The engine thread of a worker: takes attempts from an inbox, steps the engine, hands out outputs.
+"""The engine thread of a worker: takes attempts from an inbox, steps the engine, gives outputs.
 
-One thread owns the engine; everything else reaches it through the inbox. Called by worker.py.
+One thread owns the engine; everything else reaches it through the inbox. Called by engine_server.
 Any exception in it ends the process at once (DESIGN D2): a worker that is not sure of its state
-must not go on. Must not know sockets or Ray.
+must not go on. The thread turns at least twice a second, idle or not, unless a step takes longer:
+``stalled_s`` is how others see that it lives. Must not know sockets, Ray or vLLM.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING
 
 from deployments import frames
-from deployments.engine.codec import decode_request, encode_outputs
 from deployments.engine.errors import MalformedBlob, RequestRejected
-from deployments.engine.inprocess import InprocessEngine
-from deployments.engine.messages import EngineCoreOutput
 from deployments.engine.settings import EngineSettings
 from kvcache import events
+
+if TYPE_CHECKING:  # vLLM takes seconds to import, and the loop needs none of it
+    from deployments.engine.inprocess import InprocessEngine
+    from deployments.engine.messages import EngineCoreOutput
 
 log = logging.getLogger("headwater.engine")
 
@@ -59,9 +61,19 @@ class EngineLoop:
     """Builds and runs one engine in a thread of its own."""
 
     def __init__(
-        self, settings: EngineSettings, sinks: LoopSinks, *, queue_max: int, cores: Sequence[int]
+        self,
+        settings: EngineSettings,
+        build: Callable[[EngineSettings], InprocessEngine],
+        sinks: LoopSinks,
+        *,
+        queue_max: int,
+        cores: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """The clock must be the engine's (InprocessEngine.first_scheduled_s)."""
         self._settings = settings
+        self._clock = clock
+        self._build = build
         self._sinks = sinks
         self._queue_max = queue_max
         self._cores = tuple(cores)
@@ -79,7 +91,7 @@ class EngineLoop:
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
-        self.progress_s = time.monotonic()
+        self.progress_s = self._clock()
 
     # ---- called from any thread -------------------------------------------------------------
 
@@ -124,8 +136,8 @@ class EngineLoop:
         return not self._attempts
 
     def stalled_s(self) -> float:
-        """Seconds since the loop last turned."""
-        return time.monotonic() - self.progress_s
+        """Seconds since the loop last turned: the age of the step that it is in, or nearly 0."""
+        return self._clock() - self.progress_s
 
     # ---- the thread -------------------------------------------------------------------------
 
@@ -135,7 +147,7 @@ class EngineLoop:
                 # Before the build, so that all compute threads inherit it; a single core is set
                 # after it (settings.core), since the build itself may use all.
                 os.sched_setaffinity(0, self._cores)
-            self.engine = InprocessEngine(self._settings)
+            self.engine = self._build(self._settings)
             warm_s = self.engine.warm_up()
             log.info("engine warm after %.1f s", warm_s)
         except BaseException as error:  # noqa: BLE001 - handed to wait_built's caller
@@ -143,6 +155,7 @@ class EngineLoop:
             self._built.set()
             return
         self.load_when_built = self.load()
+        self.progress_s = self._clock()  # the build is no standstill
         self._built.set()
         try:
             while self._running:
@@ -154,16 +167,16 @@ class EngineLoop:
             os._exit(EXIT_ENGINE_FAILED)
 
     def _turn(self) -> None:
-        self.progress_s = time.monotonic()
+        self.progress_s = self._clock()
         self._take_inbox()
         if not self.engine.has_work():
             self._send_cache_events()
             self._sinks.deliver([], self.load())  # the agent may have gone or come meanwhile
             return
-        began_s = time.monotonic()
+        began_s = self._clock()
         result = self.engine.step()
         if result.scheduled_tokens:
-            self._step_ms = 1e3 * (time.monotonic() - began_s)
+            self._step_ms = 1e3 * (self._clock() - began_s)
             self._batch = result.scheduled_requests
             self._step_tokens = result.scheduled_tokens
             self._step_pairs = result.scheduled_pairs
@@ -194,12 +207,12 @@ class EngineLoop:
             self._sinks.send(owner, frames.Rejected(message.attempt, reason, client_fault=False))
             return
         try:
-            request = decode_request(message.request)
+            request = self.engine.decode_request(message.request)
             transfer = {
                 "handoff": message.handoff,
                 "publish_handoff": message.role == "prefill" and message.handoff is not None,
             }
-            self._attempts[message.attempt] = _Attempt(owner, time.monotonic())
+            self._attempts[message.attempt] = _Attempt(owner, self._clock())
             self.engine.add(request, message.resume_tokens, transfer)
         except (RequestRejected, MalformedBlob) as refused:
             self._attempts.pop(message.attempt, None)
@@ -235,7 +248,7 @@ class EngineLoop:
         self._sinks.deliver(list(by_owner.values()), self.load())
 
     def _timing(self, name: str, attempt: _Attempt) -> frames.Timing:
-        now_s = time.monotonic()
+        now_s = self._clock()
         scheduled_s = self.engine.first_scheduled_s(name) or now_s
         publish_s = self.engine.publish_wait_s()
         return frames.Timing(
@@ -296,8 +309,3 @@ class EngineLoop:
         )
         self._sinks.send(owner, frames.Ping(self.load()))
         self._sinks.send(owner, frames.CacheEvents(events.encode(snapshot)))
-
-
-def encode(outputs: Sequence[object]) -> bytes:
-    """A step's outputs for a link; any thread."""
-    return encode_outputs(cast("Sequence[EngineCoreOutput]", outputs))

@@ -1,19 +1,21 @@
 """The ingress replica: vLLM's HTTP application, our edge in front, our engine client behind.
 
 A Serve deployment; several may run, each with its own router and read replica. Called by Serve.
-Adds `/ready`, `/headwater/status`, `/headwater/ledger` and `/headwater/requests/...`; all other
-routes are vLLM's.
+Adds `/ready`, `/headwater/status`, `/headwater/ledger` and `/headwater/requests/...`, and answers
+`/health` in vLLM's place; all other routes are vLLM's.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import ray
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
 from ray.serve.handle import DeploymentHandle
 
 from deployments.client_settings import ClientSettings
@@ -27,6 +29,7 @@ from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
 from deployments.request_story import as_json, story
 from deployments.secret import read_secret
+from deployments.worker_views import WorkerState
 from router.admission import Admission, Admitted
 from router.route import Router
 from router.settings import AdmissionSettings, RouterSettings
@@ -78,6 +81,7 @@ class Ingress:
 
         app, llm = await build_front_end(self._settings.front_end, self._client)
         await self._client.start(llm)
+        _replace_route(app, "/health", self._health)
         app.add_api_route("/ready", self._ready)
         app.add_api_route("/headwater/status", self._status)
         app.add_api_route("/headwater/ledger", self._ledger)
@@ -88,8 +92,10 @@ class Ingress:
         return HttpEdge(DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max)
 
     async def check_health(self) -> None:
-        """Serve replaces this replica when one of its background tasks has ended."""
-        self._client.check()
+        """Serve replaces this replica when a part of it has ended. Raises RuntimeError."""
+        faults = self._client.faults()
+        if faults:
+            raise RuntimeError("; ".join(faults))
 
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 
@@ -122,16 +128,28 @@ class Ingress:
 
     # ---- routes of ours ---------------------------------------------------------------------
 
+    async def _health(self) -> Response:
+        """200, without a body, while this ingress is alive, whatever its workers do; 503 else."""
+        faults = self._client.faults()
+        if not faults:
+            return Response(status_code=200)
+        return JSONResponse({"alive": False, "reasons": faults}, status_code=503)
+
     async def _ready(self) -> JSONResponse:
-        """200 when a prefill and a decode worker can take a request, 503 with the reason else."""
-        missing = [role.value for role in self._client.missing_roles()]
-        status = 503 if missing else 200
-        return JSONResponse({"ready": not missing, "missing": missing}, status_code=status)
+        """200 when a prefill and a decode worker can take a request; 503 with the reasons else."""
+        found = self._client.readiness()
+        body = {"ready": found.ready, "missing": found.missing, "reasons": found.reasons}
+        return JSONResponse(body, status_code=200 if found.ready else 503)
 
     async def _status(self) -> JSONResponse:
         """What `headwater status` shows."""
         client, flow = self._client, self._client.flow
-        workers = [self._worker_status(m) for _, m in sorted(MEMBERS.present().items())]
+        members = MEMBERS.present()
+        workers = [
+            self._worker_status(members[state.worker], state)
+            for state in client.worker_states()
+            if state.worker in members
+        ]
         now_s, heard_s = time.monotonic(), client.directory_heard_s
         age_s = None if heard_s is None else now_s - heard_s
         body: dict[str, Any] = {
@@ -166,17 +184,17 @@ class Ingress:
             for view in self._router.index.streams()
         ]
 
-    def _worker_status(self, member: Member) -> dict[str, Any]:
-        worker = member.worker
-        link = self._client.links.open.get(worker)
+    def _worker_status(self, member: Member, state: WorkerState) -> dict[str, Any]:
         status: dict[str, Any] = {
-            "id": worker,
+            "id": member.worker,
             "role": member.role,
             "model": member.model,
             "pid": member.pid,
             "node": member.node,
-            "state": "ready" if link else self._client.links.refused.get(worker, "connecting"),
+            "state": state.state,
+            "why": state.why,
         }
+        link = self._client.links.open.get(member.worker)
         if link is not None:
             load = link.load
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
@@ -216,3 +234,11 @@ class Ingress:
         """End links when Serve ends this replica."""
         if hasattr(self, "_client"):
             self._client.close()
+
+
+def _replace_route(app: FastAPI, path: str, endpoint: Callable[..., Any]) -> None:
+    """Answer a path of vLLM's application ourselves."""
+    kept = [route for route in app.router.routes if getattr(route, "path", "") != path]
+    assert len(kept) == len(app.router.routes) - 1, f"vLLM has no route {path}, or several"
+    app.router.routes[:] = kept
+    app.add_api_route(path, endpoint)

@@ -81,7 +81,7 @@ class LinkServer:
         self._peers: dict[str, _Peer] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.load = frames.Load()
+        self.load_now: Callable[[], frames.Load] = frames.Load  # asked for each OUTPUTS and PING
         self.dropped_slow_total = 0
 
     async def start(self, host: str, port: int = 0) -> int:
@@ -129,7 +129,7 @@ class LinkServer:
             body = self._encode_outputs(peer.outputs[:FRAME_OUTPUTS_MAX])
             timings, peer.timings = peer.timings, []
             del peer.outputs[:FRAME_OUTPUTS_MAX]
-            self._write(peer, frames.Outputs(body, timings, self.load))
+            self._write(peer, frames.Outputs(body, timings, self.load_now()))
 
     async def _unblock(self, peer: _Peer) -> None:
         try:
@@ -242,7 +242,7 @@ class LinkServer:
                     log.warning("ingress %s is silent: dropped", peer.ingress)
                     self._drop(peer)
                 else:
-                    self.send(peer.ingress, frames.Ping(self.load))
+                    self.send(peer.ingress, frames.Ping(self.load_now()))
 
     def close(self) -> None:
         """Stop listening and end every link, once what is queued for it has been sent."""

@@ -15,7 +15,7 @@ from ray.util.metrics import Counter, Gauge
 if TYPE_CHECKING:
     from deployments.request_flow import RequestFlow
 
-DEGRADATIONS = ("directory", "link_refused", "agent", "role_missing")
+DEGRADATIONS = ("directory", "link_refused", "stalled", "agent", "role_missing")
 
 
 @dataclass(slots=True)

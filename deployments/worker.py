@@ -1,33 +1,26 @@
 """A worker: a Serve replica that holds one engine, in its own process.
 
 Prefill and decode workers are the same code; the role says what the router gives them. Work
-arrives over links (link_server), never through Serve; Serve gives placement, health, rolling
+arrives over links (engine_server), never through Serve; Serve gives placement, health, rolling
 updates and membership (``record_replica_metadata``). Called by Serve. DESIGN D2, D3.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 import ray
 from ray import serve
 
 from deployments import frames
 from deployments.engine.settings import EngineSettings
-from deployments.link_server import LinkServer
+from deployments.engine_server import EngineServer
 from deployments.node_agent import AgentSettings, ensure_agent
 from deployments.secret import read_secret
 
-if TYPE_CHECKING:
-    from deployments.engine_loop import StepDelivery
-
 log = logging.getLogger("headwater.worker")
-
-DRAIN_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +31,8 @@ class WorkerSettings:
         engine: engine settings; ``owner``, ``agent_socket`` and ``core`` are filled in here.
         secret_file: path of the cluster's secret, on this node.
         link_host: address that the link listens on.
-        stall_s: an engine loop that has not turned for so long is reported unhealthy.
+        stall_s: an engine loop that has not turned for so long is reported unhealthy, so that
+            Serve replaces this worker; nothing that is in such an engine is waited for.
         queue_max: attempts that may wait in the engine; more are rejected.
         pin_cores: give each engine cores of its own on its node.
 
@@ -59,7 +53,6 @@ class EngineWorker:
 
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc] # Serve awaits it
         self._settings = settings
-        self._event_loop = asyncio.get_running_loop()
         context = serve.get_replica_context()
         self.worker_id = f"{settings.engine.role}-{context.replica_id.unique_id}"
         self._node = ray.get_runtime_context().get_node_id()
@@ -75,29 +68,27 @@ class EngineWorker:
             core=cores[0] if len(cores) == 1 else None,
         )
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
-        from deployments import engine_loop
+        from deployments.engine.inprocess import InprocessEngine
 
-        self._loop = engine_loop.EngineLoop(
-            self._engine_settings,
-            engine_loop.LoopSinks(deliver=self._deliver_from_engine, send=self._send_from_engine),
-            queue_max=settings.queue_max,
-            cores=cores,
+        self._server = EngineServer(
+            self._engine_settings, InprocessEngine, queue_max=settings.queue_max, cores=cores
         )
-        self._loop.start()
-        await asyncio.to_thread(self._loop.wait_built)
-        self._links = LinkServer(
-            read_secret(settings.secret_file), self._welcome(), self, engine_loop.encode
+        await self._server.build()
+        self._port = await self._server.listen(
+            settings.link_host,
+            read_secret(settings.secret_file),
+            self._welcome(),
+            InprocessEngine.encode_outputs,
         )
-        self._links.load = self._loop.load_when_built
-        self._port = await self._links.start(settings.link_host)
         log.info("%s is ready on port %d, cores %s", self.worker_id, self._port, cores or "any")
 
     def _welcome(self) -> frames.Welcome:
         engine = self._engine_settings
-        namespace = self._loop.engine.namespace
+        loop = self._server.loop
+        namespace = loop.engine.namespace
         return frames.Welcome(
             worker=self.worker_id,
-            incarnation=self._loop.incarnation,
+            incarnation=loop.incarnation,
             model=engine.served_model,
             role=engine.role,
             node=self._node,
@@ -105,7 +96,7 @@ class EngineWorker:
             namespace={f.name: str(getattr(namespace, f.name)) for f in fields(namespace)},
             slots=engine.max_num_seqs,
             queue_max=self._settings.queue_max,
-            machine=f"{self._loop.engine.layout.isa}, {self._settings.cores} cores",
+            machine=f"{loop.engine.layout.isa}, {self._settings.cores} cores",
         )
 
     # ---- Serve ------------------------------------------------------------------------------
@@ -124,63 +115,16 @@ class EngineWorker:
 
     async def check_health(self) -> None:
         """Judge by the engine loop's progress. Raises RuntimeError when it stands still."""
-        stalled_s = self._loop.stalled_s()
+        stalled_s = self._server.loop.stalled_s()
         if stalled_s > self._settings.stall_s:
             msg = f"{self.worker_id}: engine loop has not turned for {stalled_s:.0f} s"
             raise RuntimeError(msg)
 
     async def __del__(self) -> None:
         """Serve has stopped routing to us: finish what is here, then end (drain)."""
-        if not hasattr(self, "_links"):
+        if not hasattr(self, "_port"):
             return
-        while not self._loop.idle:  # noqa: ASYNC110 - the engine thread has no event of this loop
-            await asyncio.sleep(DRAIN_POLL_S)
-        await asyncio.sleep(DRAIN_POLL_S)  # the last outputs are on their way to the links
-        self._links.close()
-        await asyncio.sleep(DRAIN_POLL_S)  # and from the links to the network
-        self._loop.stop()
-
-    # ---- from the engine thread -------------------------------------------------------------
-
-    def _deliver_from_engine(self, deliveries: list[StepDelivery], load: frames.Load) -> None:
-        self._event_loop.call_soon_threadsafe(self._deliver, deliveries, load)
-
-    def _send_from_engine(self, ingress: str | None, message: frames.Message) -> None:
-        self._event_loop.call_soon_threadsafe(self._send, ingress, message)
-
-    def _deliver(self, deliveries: list[StepDelivery], load: frames.Load) -> None:
-        self._links.load = load
-        for delivery in deliveries:
-            self._links.deliver(delivery.ingress, delivery.outputs, delivery.timings)
-
-    def _send(self, ingress: str | None, message: frames.Message) -> None:
-        if ingress is None:
-            self._links.broadcast(message)
-        else:
-            self._links.send(ingress, message)
-
-    # ---- from the links ---------------------------------------------------------------------
-
-    def ingress_joined(self, ingress: str) -> None:
-        """A link is up: its ingress needs to know our prefix cache."""
-        self._loop.owner_joined(ingress)
-
-    def ingress_left(self, ingress: str) -> None:
-        """A link is gone: its attempts end here."""
-        self._loop.owner_left(ingress)
-
-    def received(self, ingress: str, message: frames.Message) -> None:
-        """One message from an authenticated ingress."""
-        if isinstance(message, frames.Submit):
-            self._loop.submit(ingress, message)
-        elif isinstance(message, frames.Abort):
-            self._loop.abort(ingress, message.attempts)
-        elif isinstance(message, frames.EndHandoffs):
-            self._loop.end_handoffs(message.handoffs)
-        elif isinstance(message, frames.Resync):
-            self._loop.owner_joined(ingress)
-        else:
-            log.warning("unexpected %s from %s ignored", type(message).__name__, ingress)
+        await self._server.drain(stall_s=self._settings.stall_s)
 
 
 def _filled(engine: EngineSettings, **changes: object) -> EngineSettings:

@@ -50,6 +50,7 @@ class WorkerLinks:
         self._stop_listening: Callable[[], None] = lambda: None
         self.open: dict[str, WorkerLink] = {}
         self.refused: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # why there is no link now, for those that are tried again
 
     def start(self) -> None:
         """Follow membership from now on. Call it on the event loop."""
@@ -90,6 +91,7 @@ class WorkerLinks:
         finally:
             del self._keeping[member.worker]
             self.refused.pop(member.worker, None)
+            self.failed.pop(member.worker, None)
 
     async def _link_once(self, member: Member) -> float:
         """One life of a link; returns the seconds to wait before the next."""
@@ -109,6 +111,7 @@ class WorkerLinks:
             return settings.refused_retry_s
         except LinkError as failed:
             log.warning("%s: %s", member.worker, failed)
+            self.failed[member.worker] = str(failed)
             return settings.reconnect_s
         if link.welcome.worker != member.worker:  # another worker has its port by now
             link.close()
@@ -120,6 +123,7 @@ class WorkerLinks:
         worker = member.worker
         self.open[worker] = link
         self.refused.pop(worker, None)
+        self.failed.pop(worker, None)
         reason = "link cancelled"
         try:
             self._user.worker_joined(member, link.welcome)
@@ -132,5 +136,6 @@ class WorkerLinks:
             del self.open[worker]
             link.close()
             log.warning("%s lost: %s", worker, reason)
+            self.failed[worker] = f"link lost: {reason}"
             is_member = worker in MEMBERS.present()
             self._user.worker_lost(worker, reason, is_member=is_member)

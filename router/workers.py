@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Role = Literal["prefill", "decode"]
-State = Literal["ready", "draining", "lost"]
+State = Literal["ready", "draining", "stalled"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,3 +22,17 @@ def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str | Call
             name = what if isinstance(what, str) else what()
             raise AssertionError(f"waited {timeout_s} s for {name}")
         time.sleep(POLL_S)
+
+
+async def wait_until_async(
+    condition: Callable[[], Awaitable[T]], *, timeout_s: float, what: str
+) -> T:
+    """The same on an event loop."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        found = await condition()
+        if found:
+            return found
+        if time.monotonic() > deadline_s:
+            raise AssertionError(f"waited {timeout_s} s for {what}")
+        await asyncio.sleep(POLL_S)

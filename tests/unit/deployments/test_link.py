@@ -200,7 +200,7 @@ async def test_a_silent_worker_is_cut_after_the_deadline() -> None:
 
 async def test_pings_keep_an_idle_link_alive_and_carry_the_workers_load() -> None:
     async with worker_end(ping_interval_s=0.02, silence_s=0.5) as worker:
-        worker.server.load = frames.Load(running=5)
+        worker.server.load_now = lambda: frames.Load(running=5)
         settings = LinkSettings(ping_interval_s=0.02, silence_s=0.5)
         async with running(await connect(worker.port, settings=settings)) as ingress:
             pings = 0
@@ -227,7 +227,7 @@ async def test_every_ping_of_a_worker_is_answered() -> None:
 async def test_outputs_carry_the_load_too() -> None:
     async with worker_end() as worker, running(await connect(worker.port)) as ingress:
         await worker.seen.next()
-        worker.server.load = frames.Load(waiting=4)
+        worker.server.load_now = lambda: frames.Load(waiting=4)
         worker.server.deliver("i1", ["o"], [])
         assert isinstance(await ingress.next(), frames.Outputs)
         assert ingress.link.load.waiting == 4

@@ -203,7 +203,7 @@ def test_the_same_calls_give_the_same_decisions_and_another_seed_another_order()
 def test_requests_go_round_a_worker_that_is_excluded_draining_or_lost(router: Router) -> None:
     add(router, "p1", "d1", "d2", "d3")
     add(router, "d2", state="draining")
-    add(router, "d3", state="lost")
+    add(router, "d3", state="stalled")
     assert not router.is_ready("d2")
     assert router.route(ask(), 0.0).decode == "d1"
     with pytest.raises(NoWorker) as none:
