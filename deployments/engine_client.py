@@ -18,6 +18,7 @@ from typing import Any
 import ray
 
 from deployments import frames
+from deployments.cached_share import CachedShare
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
 from deployments.engine.codec import decode_outputs, encode_request
@@ -81,6 +82,7 @@ class EngineClient:
         self._llm: HeadwaterLLM | None = None
         self._ticked_s = time.monotonic()
         self._metrics = IngressMetrics(settings.model)
+        self.cached_share = CachedShare()
 
     async def start(self, llm: HeadwaterLLM) -> None:
         """Begin to follow membership and directory."""
@@ -214,6 +216,10 @@ class EngineClient:
 
     def _outputs_of(self, worker: str, message: frames.Outputs, now_s: float) -> None:
         outputs = decode_outputs(message.outputs)
+        for output in outputs:
+            stats = output.prefill_stats
+            if stats is not None:
+                self.cached_share.add(stats.num_prompt_tokens, stats.num_cached_tokens, now_s)
         reports = {
             output.request_id: _kv_report(output.kv_transfer_params)
             for output in outputs

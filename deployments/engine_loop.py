@@ -88,6 +88,8 @@ class EngineLoop:
         self._batch = 0
         self._step_tokens = 0
         self._step_pairs = 0.0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.incarnation = os.urandom(8).hex()
@@ -235,6 +237,9 @@ class EngineLoop:
     def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
         by_owner: dict[str, StepDelivery] = {}
         for output in outputs:
+            if output.prefill_stats is not None:
+                self._prompt_tokens += output.prefill_stats.num_prompt_tokens
+                self._cached_tokens += output.prefill_stats.num_cached_tokens
             attempt = self._attempts.get(output.request_id)
             if attempt is None:
                 continue  # aborted: nobody waits for it
@@ -276,6 +281,8 @@ class EngineLoop:
             generated_tokens_total=counts.generated_tokens_total,
             computed_tokens_total=counts.computed_tokens_total,
             preemptions_total=counts.preemptions,
+            prompt_tokens_total=self._prompt_tokens,
+            cached_tokens_total=self._cached_tokens,
             blocks_published_total=kv.blocks_published_total if kv else 0,
             blocks_loaded_total=kv.blocks_loaded_total if kv else 0,
             load_failures_total=kv.load_failures_total if kv else 0,

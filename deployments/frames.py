@@ -107,6 +107,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
 
     step_ms, step_tokens, step_pairs, batch: duration, computed tokens, pairs of one of them and
     one before it, and requests of the last step.
+    prompt_tokens_total, cached_tokens_total: of the prompts whose first token was made here, and of
+    these what a cache had (vLLM's PrefillStats).
     stalled_s: seconds since the engine's loop last turned, when this was sent. The rest is the
     engine thread's word at that turn; this is the event loop's, which also answers pings.
     """
@@ -129,6 +131,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     load_failures_total: int = 0
     degraded: str = ""
     stalled_s: float = 0.0
+    prompt_tokens_total: int = 0
+    cached_tokens_total: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

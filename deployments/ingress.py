@@ -7,6 +7,7 @@ Adds `/ready`, `/headwater/status`, `/headwater/ledger` and `/headwater/requests
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from router.settings import AdmissionSettings, RouterSettings
 
 log = logging.getLogger("headwater.ingress")
 
+AGENT_TIMEOUT_S = 5.0
 _REFUSALS = {
     "queue_full": "All workers are busy and the queue is full.",
     "no_workers": "No worker is there to take requests yet.",
@@ -164,6 +166,7 @@ class Ingress:
                 "late_outputs_total": flow.late_outputs_total,
                 "role_fallbacks_total": flow.role_fallbacks_total,
             },
+            "cache": client.cached_share.as_json(now_s),
             "directory": {"heard_age_s": age_s, "sources": self._sources()},
             "router": {"load": [asdict(load) for load in self._router.load_snapshot(now_s)]},
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
@@ -200,17 +203,22 @@ class Ingress:
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
         return status
 
-    async def _ledger(self) -> JSONResponse:
-        """Slots and leases of every node's slab, with owners and ages."""
+    async def _ledger(self, *, scan: bool = True) -> JSONResponse:
+        """Slots and leases of every node's slab, with owners and ages.
+
+        scan False leaves out the independent scan of all slots, for who asks every second.
+        """
         nodes = sorted({member.node for member in MEMBERS.present().values()})
         app, model = self._settings.client.directory.app, self._settings.client.model
         ledgers: list[dict[str, Any]] = []
         for node in nodes:
             try:
                 agent = ray.get_actor(agent_name(app, node), namespace=RAY_NAMESPACE)
-                ledgers.append(await agent.ledger.remote(model))
-            except (ray.exceptions.RayError, ValueError) as lost:
-                ledgers.append({"node": node, "error": str(lost)})
+                async with asyncio.timeout(AGENT_TIMEOUT_S):
+                    ledgers.append(await agent.ledger.remote(model, scan=scan))
+            except (ray.exceptions.RayError, ValueError, TimeoutError) as lost:
+                error = str(lost) or f"the node's agent is silent for {AGENT_TIMEOUT_S:.0f} s"
+                ledgers.append({"node": node, "error": error})
         return JSONResponse({"nodes": ledgers})
 
     async def _events(self) -> JSONResponse:

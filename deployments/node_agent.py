@@ -112,15 +112,13 @@ class NodeAgent:
             log.warning("no %d free cores for %s: it shares, and will be slow", count, owner)
         return cores
 
-    def ledger(self, model: str) -> dict[str, Any]:
+    def ledger(self, model: str, *, scan: bool = True) -> dict[str, Any]:
         """Slots and leases, from the books and from an independent scan of the slot table."""
-        ledger, scan = self._server.ledger(model), self._server.scan(model)
-        return {
-            "node": self._node,
-            "pid": os.getpid(),
-            "books": asdict(ledger),
-            "scan": asdict(scan),
-        }
+        found: dict[str, Any] = {"node": self._node, "pid": os.getpid()}
+        found["books"] = asdict(self._server.ledger(model))
+        if scan:
+            found["scan"] = asdict(self._server.scan(model))
+        return found
 
     def _ship(self) -> None:
         """Send event batches to the directory, and snapshots where it asks for one."""

@@ -8,6 +8,7 @@ import sys
 import urllib.parse
 
 from cluster import config_sources, running
+from cluster.ask import get_json
 from cluster.commands.status import fetch
 
 SUMMARY = "tell what happened to a request (the id is in the header x-headwater-request)"
@@ -21,16 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the story. Raises NotRunningError, also for an unknown request."""
+    """Print the story. Raises NotRunningError, and AnswerError for an unknown request."""
     endpoint = running.read(config_sources.load(arguments).config.state.dir).endpoint
-    name = arguments.request
-    if name is None:
-        newest = fetch(f"{endpoint}/headwater/requests?count=1")["requests"]
-        if not newest:
-            sys.stdout.write("No request yet.\n")
-            return 0
-        name = newest[0]
-    record = fetch(f"{endpoint}/headwater/requests/{urllib.parse.quote(name, safe='')}")
+    newest = fetch(endpoint, "/headwater/requests?count=1")["requests"]
+    if not newest:
+        sys.stdout.write("No request yet.\n")
+        return 0
+    name = arguments.request or newest[0]
+    record = get_json(endpoint, f"/headwater/requests/{urllib.parse.quote(name, safe='')}")
     text = json.dumps(record["records"], indent=2) if arguments.json else record["story"]
     sys.stdout.write(text + "\n")
     return 0

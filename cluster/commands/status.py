@@ -1,105 +1,119 @@
-"""`headwater status`: workers, requests, directory and, with --ledger, every block's owner."""
+"""`headwater status`: workers, slabs, queue, caches and directory, live on a terminal.
+
+Refreshes until Ctrl-C, and waits for an endpoint that goes away meanwhile. Into a pipe, or with
+--once, it prints once. cluster/status_view.py draws.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import urllib.error
-import urllib.request
+import time
+from pathlib import Path
 from typing import Any
 
+from rich.console import Console, RenderableType
+from rich.live import Live
+
 from cluster import config_sources, running
-from cluster.errors import NotRunningError
+from cluster.ask import get_json
+from cluster.errors import AnswerError, NotRunningError
+from cluster.status_view import Snapshot, cached_share_of, draw, slabs_of
 
 SUMMARY = "show workers, requests and blocks of the running cluster"
 TIMEOUT_S = 10.0
+LIVE_TIMEOUT_S = 3.0  # a screen that stands for longer looks dead
+INTERVAL_MIN_S = 0.1
+PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument("--ledger", action="store_true", help="slots and leases, with owners")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="once, for machines")
+    form.add_argument("--once", action="store_true", help="once, also on a terminal")
+    form.add_argument(
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="S",
+        help="seconds between two looks on a terminal (default: 1)",
+    )
+    parser.add_argument("--ledger", action="store_true", help="each lease, with its owner")
     config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the status. Raises NotRunningError."""
-    endpoint = running.read(config_sources.load(arguments).config.state.dir).endpoint
-    status = fetch(f"{endpoint}/headwater/status")
-    if arguments.ledger:
-        status["ledger"] = fetch(f"{endpoint}/headwater/ledger")["nodes"]
-    text = json.dumps(status, indent=2) + "\n" if arguments.json else as_table(status)
-    sys.stdout.write(text)
-    return 0
+    """Show the status. Raises NotRunningError, unless it was there at the first look."""
+    state_dir = config_sources.load(arguments).config.state.dir
+    shot = look(state_dir, scan=arguments.json and arguments.ledger)
+    if arguments.json:
+        sys.stdout.write(json.dumps(as_json(shot, ledger=arguments.ledger), indent=2) + "\n")
+        return 0
+    console = Console()
+    if arguments.once or not console.is_terminal or console.is_dumb_terminal:
+        width = None if console.is_terminal else PIPE_COLUMNS
+        Console(width=width).print(draw(shot, leases=arguments.ledger))
+        return 0
+    return _live(console, shot, state_dir, arguments)
 
 
-def fetch(url: str) -> dict[str, Any]:
+def look(state_dir: Path, *, scan: bool = False, timeout_s: float = TIMEOUT_S) -> Snapshot:
+    """Ask once. Raises NotRunningError, which says what to do."""
+    endpoint = running.read(state_dir).endpoint
+    status = fetch(endpoint, "/headwater/status", timeout_s=timeout_s)
+    if "workers" not in status:
+        raise NotRunningError(f"{endpoint}/headwater/status has no workers; is it Headwater?")
+    path = f"/headwater/ledger?scan={str(scan).lower()}"
+    nodes = fetch(endpoint, path, timeout_s=timeout_s)["nodes"]
+    return Snapshot(endpoint, status, nodes)
+
+
+def fetch(endpoint: str, path: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """One JSON answer. Raises NotRunningError when the endpoint does not give one."""
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except urllib.error.HTTPError as refused:
-        message = json.loads(refused.read() or b"{}").get("error", {}).get("message", "")
-        raise NotRunningError(message or f"{url} answered {refused.code}") from refused
-    except (OSError, ValueError) as failed:
+        return get_json(endpoint, path, timeout_s=timeout_s)
+    except AnswerError as failed:
         raise NotRunningError(
-            f"{url} does not answer ({failed}); is it still starting?"
+            f"{failed}. It may still be starting, or ending: the terminal of ./headwater serve "
+            "shows which"
         ) from failed
 
 
-def as_table(status: dict[str, Any]) -> str:
-    """The status for people, on one screen."""
-    columns = (
-        ("WORKER", "id"),
-        ("ROLE", "role"),
-        ("PID", "pid"),
-        ("STATE", "state"),
-        ("RUN", "running"),
-        ("WAIT", "waiting"),
-        ("FREE", "free_blocks"),
-        ("PUBLISHED", "blocks_published_total"),
-        ("LOADED", "blocks_loaded_total"),
-    )
-    rows = [tuple(title for title, _ in columns)]
-    rows += [tuple(str(w.get(key, "-")) for _, key in columns) for w in status["workers"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
-    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
-    requests = status["requests"]
-    flying = ", ".join(f"{n} {stage}" for stage, n in requests["in_flight"].items() if n) or "none"
-    ended = ", ".join(f"{n} {outcome}" for outcome, n in requests["outcomes"].items())
-    lines += [
-        "",
-        f"Requests now: {flying}. Ended: {ended}.",
-        f"Hand-overs {requests['handovers_total']}, resumes {requests['resumes_total']}.",
-        _directory_line(status["directory"]),
+def as_json(shot: Snapshot, *, ledger: bool) -> dict[str, Any]:
+    """The status for machines; ``ledger`` adds every lease, and a scan of the slots."""
+    workers = [
+        {**worker, "cached_share": cached_share_of(worker)} for worker in shot.status["workers"]
     ]
-    lines += [f"Degraded: {what}" for what in status["degraded"]]
-    for node in status.get("ledger", []):
-        lines += _ledger_lines(node)
-    return "\n".join(lines) + "\n"
+    found = {**shot.status, "workers": workers, "nodes": slabs_of(shot.nodes)}
+    return {**found, "ledger": shot.nodes} if ledger else found
 
 
-def _directory_line(directory: dict[str, Any]) -> str:
-    age_s = directory["heard_age_s"]
-    heard = "not heard from" if age_s is None else f"heard {age_s:.1f} s ago"
-    sources = ", ".join(
-        f"{source['source']} {source['blocks']} blocks {source['freshness']}"
-        for source in directory["sources"]
-    )
-    return f"Directory: {heard}; {sources or 'no blocks yet'}."
+def _live(console: Console, shot: Snapshot, state_dir: Path, arguments: argparse.Namespace) -> int:
+    """Refresh until Ctrl-C, which is the way to end it."""
+
+    def drawn(trouble: str = "") -> RenderableType:
+        now = time.strftime("%H:%M:%S")
+        return draw(shot, leases=arguments.ledger, trouble=trouble, when=now)
+
+    try:
+        with Live(drawn(), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(arguments.interval)
+                trouble = ""
+                try:
+                    shot = look(state_dir, timeout_s=LIVE_TIMEOUT_S)
+                except NotRunningError as gone:
+                    again = f"looking again every {arguments.interval:g} s, Ctrl-C ends this"
+                    trouble = f"{gone}.\nWhat follows is old; {again}."
+                live.update(drawn(trouble), refresh=True)
+    except KeyboardInterrupt:
+        return 0
 
 
-def _ledger_lines(node: dict[str, Any]) -> list[str]:
-    if "error" in node:
-        return [f"Slab of node {node['node'][:8]}: {node['error']}"]
-    books = node["books"]
-    counts = ", ".join(
-        f"{books[name]} {name}" for name in ("free", "published", "filling", "quarantined")
-    )
-    lines = [f"Slab of node {node['node'][:8]}: {books['slots_total']} slots: {counts}."]
-    for lease in books["leases"]:
-        what = f"  lease {lease['key']} of {lease['owner']}: {lease['blocks']} blocks"
-        lines.append(f"{what}, {lease['age_s']:.1f} s old, ends in {lease['expires_in_s']:.1f} s")
-    return lines
+def _interval(text: str) -> float:
+    value = float(text)
+    if not value >= INTERVAL_MIN_S:
+        raise argparse.ArgumentTypeError(f"{text} is below {INTERVAL_MIN_S} s")
+    return value

@@ -18,6 +18,7 @@ from tests.unit.deployments.link_world import SECRET, WAIT_S, WELCOME, encode_ou
 
 SETTINGS = EngineSettings(model_path="none", served_model="m", role="decode", owner="w1")
 PING_S = 0.02
+STATS = SimpleNamespace(num_prompt_tokens=100, num_cached_tokens=64)  # of every request
 EAGER = LinkServerSettings(ping_interval_s=PING_S, silence_s=6 * WAIT_S)
 
 
@@ -68,7 +69,9 @@ class StubEngine:
         self.in_step.clear()
         self.steps += 1
         outputs = [
-            SimpleNamespace(request_id=name, new_token_ids=[1], finish_reason=1)
+            SimpleNamespace(
+                request_id=name, new_token_ids=[1], finish_reason=1, prefill_stats=STATS
+            )
             for name in self.work
         ]
         tokens, self.work = len(self.work), []

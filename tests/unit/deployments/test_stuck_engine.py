@@ -153,3 +153,12 @@ async def test_a_drain_waits_for_an_engine_that_turns() -> None:
         async with asyncio.timeout(WAIT_S):
             await drain
         assert here.engine.steps == 1
+
+
+async def test_reports_count_the_prompts_and_what_caches_had_of_them() -> None:
+    async with worker() as here, linked(here) as ingress:
+        for name in ("a", "b"):
+            here.server.received("i1", frames.Submit(name, "decode", name.encode(), [], None))
+        await ingress.until(lambda: bool(ingress.loads) and ingress.loads[-1].steps > 0)
+        await ingress.until(lambda: ingress.loads[-1].prompt_tokens_total == 2 * 100)
+        assert ingress.loads[-1].cached_tokens_total == 2 * 64

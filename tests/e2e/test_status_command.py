@@ -1,0 +1,55 @@
+"""`headwater status` against a whole cluster: its figures are the engines' own, live and once."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from tests.e2e.client import complete
+from tests.e2e.conftest import ROOT, Cluster
+from tests.e2e.corpus import BLOCK, prompt
+from tests.terminal import CTRL_C, terminal
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+def test_live_on_a_terminal_it_shows_the_table_again_and_ends_on_ctrl_c(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "cluster.cli", "status", "--interval", "0.2"]
+    command += ["--state-dir", str(cluster.state_dir)]
+    ids = [worker["id"] for worker in cluster.status()["workers"]]
+    with terminal(command, ROOT) as screen:
+        screen.read_until(lambda shown: all(shown.count(name) >= 2 for name in ids))
+        screen.press(CTRL_C)
+        assert screen.ended() == 0
+    assert screen.shown.count("WORKER") >= 2
+    assert "Traceback" not in screen.shown
+    assert screen.shown.rindex("\x1b[?25h") > screen.shown.rindex("\x1b[?25l")  # the cursor is back
+
+
+def test_a_prompt_that_was_seen_before_counts_as_cached(cluster: Cluster) -> None:
+    ids = prompt(10 * BLOCK + 1, 9200)
+    complete(cluster, ids, max_tokens=2)
+    before = _json(cluster)["cache"]["total"]
+    complete(cluster, ids, max_tokens=2)
+    after = _json(cluster)
+    grown = {
+        name: after["cache"]["total"][name] - before[name]
+        for name in ("prompt_tokens", "cached_tokens")
+    }
+    assert grown == {"prompt_tokens": len(ids), "cached_tokens": 10 * BLOCK}
+    workers = after["workers"]
+    assert sum(w["cached_tokens_total"] for w in workers) >= 10 * BLOCK
+    assert all(w["cached_share"] is None or 0 <= w["cached_share"] <= 1 for w in workers)
+    (node,) = after["nodes"]
+    assert node["slots_total"] > 0
+    assert node["leases"] == node["leased_slots"] == 0
+    assert after["admission"]["in_flight"] == 0
+
+
+def _json(cluster: Cluster) -> dict[str, Any]:
+    found = cluster.cli("status", "--json")
+    assert found.returncode == 0, found.stderr
+    return dict(json.loads(found.stdout))
