@@ -41,15 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     chosen = words[0] if words else ""
-    if chosen == "test":  # whose every argument, dashes and all, is pytest's
-        arguments = argparse.Namespace(command=chosen, pytest_arguments=words[1:])
-    else:
-        arguments = build_parser(chosen).parse_args(words)
     try:
+        if chosen == "test":  # whose every argument, dashes and all, is pytest's
+            arguments = argparse.Namespace(command=chosen, pytest_arguments=words[1:])
+        else:
+            arguments = build_parser(chosen).parse_args(words)
         return _command(arguments.command).run(arguments)
     except ClusterError as error:
         sys.stderr.write(f"headwater: {error}\n")
         return error.exit_code
+    except ImportError as broken:
+        sys.stderr.write(
+            f"headwater: {_one_line(broken)}. Something else is in its place, or the environment "
+            "is not the lock's: ./headwater doctor tells which\n"
+        )
+        return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -70,6 +76,11 @@ def build_parser(chosen: str) -> argparse.ArgumentParser:
         inner = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         module.add_arguments(inner)
     return parser
+
+
+def _one_line(error: ImportError) -> str:
+    """Python's words, which name the module."""
+    return " ".join(str(error).split())
 
 
 def _command(name: str) -> Command:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from cluster.config import Config
 from cluster.errors import PrerequisiteError
-from deployments.loopback import HOOK as LOOPBACK_HOOK
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cluster", "deployments", "kvcache", "router")
@@ -64,6 +63,8 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
         _someone_listens(address)
     _let_workers_import_us()
     import ray
+
+    from deployments.loopback import HOOK as LOOPBACK_HOOK
 
     try:
         if address is None:

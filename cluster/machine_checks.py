@@ -14,7 +14,7 @@ from enum import StrEnum
 from cluster.config import BUNDLED_MODEL, MIB, Config, check_kv_room
 from cluster.errors import ConfigError
 from cluster.local_ray import TEMP_DIR_BYTES_MAX
-from cluster.machine_facts import PINNED, SHM, Facts
+from cluster.machine_facts import IMPORTED, PINNED, SHM, Facts
 from cluster.model_store import FLOAT_BYTES
 
 GB = 1e9
@@ -23,6 +23,8 @@ MACHINES = frozenset({"x86_64", "aarch64"})
 # Measured with the bundled model in bfloat16, KV apart: 1.2 GB a worker, 0.27 of it weights.
 BUNDLED_WEIGHTS_BYTES = int(0.27 * GB)
 ENGINE_BYTES = int(0.93 * GB)
+# What a worker maps besides weights, KV and slab: mostly torch's and vLLM's libraries (measured).
+WORKER_MAPS_BYTES = int(3.8 * GB)
 # Ingress 0.6, Ray's own processes 0.9.
 REST_BYTES = int(1.5 * GB)
 # Ray's object store, which carries control messages only; on disk where it does not fit.
@@ -31,7 +33,7 @@ RAY_STORE_BYTES = 128 * MIB
 CONVERSION_BYTES = int(0.6 * GB)
 DAY_S = 86_400.0
 CLOCK_AHEAD_MAX_S = 10 * 365 * DAY_S
-# deployments/node_agent.socket_path: what it adds to the temporary folder, and its limit.
+# deployments/agent_socket.socket_path: what it adds to the temporary folder, and its limit.
 AGENT_SOCKET = "/headwater-{uid}/agent-0123456789ab.sock"
 UNIX_PATH_BYTES_MAX = 100
 # What cluster/local_ray adds to the temporary folder where the state folder's path is too long.
@@ -100,6 +102,12 @@ def check_memory(facts: Facts, config: Config) -> Verdict:
     advice = "lower engine.kv_cache_mib or the number of workers, or give it more memory"
     if wanted > facts.memory.total_bytes:
         return Level.FAILURE, f"{what}, {_gb(facts.memory.total_bytes)} in all: {advice}"
+    limit, maps = facts.address_space_bytes, _mapped_bytes(facts, config)
+    if limit is not None and limit < maps:
+        return Level.FAILURE, (
+            f"one process may map {_gb(limit)} (ulimit -v), a worker maps about {_gb(maps)}: "
+            "ulimit -v unlimited"
+        )
     free = facts.memory.available_bytes
     if wanted > free and facts.running is None:
         return Level.WARNING, f"{what}, only {_gb(free)} free now: end something else, or {advice}"
@@ -179,6 +187,16 @@ def check_versions(facts: Facts, _config: Config) -> Verdict:
         again = "remove .venv, and ./headwater serve installs the lock anew"
         return Level.FAILURE, f"{'; '.join(wrong)}: {again}"
     return Level.OK, ", ".join(f"{name} {version}" for name, version in facts.installed.items())
+
+
+def check_imports(facts: Facts, _config: Config) -> Verdict:
+    """Whether the engine's packages load; serve would tell so half a minute later."""
+    if facts.import_problem is None:
+        return Level.OK, f"nothing keeps {', '.join(IMPORTED)} from loading"
+    return Level.FAILURE, (
+        f"cannot import {facts.import_problem}: take what is in its place out of PYTHONPATH, or "
+        "remove .venv, and ./headwater serve installs the lock anew"
+    )
 
 
 def check_packages(facts: Facts, _config: Config) -> Verdict:
@@ -279,10 +297,23 @@ def check_temp_dir(facts: Facts, _config: Config) -> Verdict:
     return Level.OK, f"{folder.path} can be written"
 
 
+def check_socket_folder(facts: Facts, _config: Config) -> Verdict:
+    """The agent's socket lies there: whoever could write to it could take the agent's place."""
+    folder = facts.socket_folder
+    if folder.problem is not None:
+        return Level.FAILURE, (
+            f"{folder.problem}, but it must be this user's alone (mode 700): remove it, or set "
+            "TMPDIR to a folder of yours"
+        )
+    return Level.OK, f"{folder.path} is this user's alone, or will be"
+
+
+IMPORTS = "imports"
 CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("Python", check_python),
     ("versions", check_versions),
     ("packages", check_packages),
+    (IMPORTS, check_imports),
     ("libraries", check_libraries),
     ("cores", check_cores),
     ("memory", check_memory),
@@ -292,6 +323,7 @@ CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("model", check_model),
     ("state folder", check_state_dir),
     ("temporary folder", check_temp_dir),
+    ("socket folder", check_socket_folder),
     ("clock", check_clock),
 )
 
@@ -307,10 +339,19 @@ def _workers(config: Config) -> int:
 
 def _wanted_bytes(facts: Facts, config: Config) -> int:
     """Memory without the slab. Weights are taken to lie on disk in two bytes each."""
-    stored = facts.model.weights_bytes or BUNDLED_WEIGHTS_BYTES
-    weights = stored * FLOAT_BYTES[config.model.dtype] // FLOAT_BYTES["bfloat16"]
-    each = ENGINE_BYTES + weights + config.engine.kv_cache_mib * MIB
+    each = ENGINE_BYTES + _weights_bytes(facts, config) + config.engine.kv_cache_mib * MIB
     return _workers(config) * each + REST_BYTES
+
+
+def _mapped_bytes(facts: Facts, config: Config) -> int:
+    """Address space of one worker: the slab is mapped whole."""
+    kv_and_slab = (config.engine.kv_cache_mib + config.slab.mib) * MIB
+    return WORKER_MAPS_BYTES + _weights_bytes(facts, config) + kv_and_slab
+
+
+def _weights_bytes(facts: Facts, config: Config) -> int:
+    stored = facts.model.weights_bytes or BUNDLED_WEIGHTS_BYTES
+    return stored * FLOAT_BYTES[config.model.dtype] // FLOAT_BYTES["bfloat16"]
 
 
 def _elsewhere(config: Config) -> str:

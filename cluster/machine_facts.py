@@ -1,8 +1,9 @@
 """Gathers what `headwater doctor` judges: one frozen record of facts about this machine.
 
 Called by the doctor command; cluster/machine_checks.py judges. It must not import ray, torch or
-vllm (their versions come from their metadata), and changes nothing: it opens a port and a memfd
-for a moment, and one temporary file in each folder that must be writable.
+vllm (their versions come from their metadata, another process imports them), nor our other
+packages at its head, so that it can tell of others in their place. It changes nothing: it opens a
+port and a memfd for a moment, and one temporary file in each folder that must be writable.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import ctypes
 import importlib.metadata
 import os
 import platform
+import resource
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.errors import ModelError, NotRunningError
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
-from cluster.model_store import WEIGHT_PATTERNS, PreparedModel, check_folder, find_bundled
+from cluster.model_store import WEIGHT_PATTERNS, PreparedModel, check_folder, ready_bundled
 
 # Distributions whose version decides whether our code fits, by build.
 PINNED: Mapping[str, tuple[str, ...]] = {
@@ -34,6 +37,18 @@ PINNED: Mapping[str, tuple[str, ...]] = {
     "gpu": ("ray", "torch", "vllm"),
 }
 LOCKS: Mapping[str, str] = {"cpu": "serve.lock", "gpu": "gpu.lock"}
+# What a replica imports first. "import vllm" alone takes some seconds.
+IMPORTED = ("ray", "torch", "vllm")
+IMPORT_TIMEOUT_S = 300.0
+IMPORT_SCRIPT = """
+import importlib, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name).__version__
+    except BaseException as error:
+        words = " ".join(str(error).split())[:200]
+        sys.exit(f"{name}: {type(error).__name__}: {words}")
+"""
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is written there
 
 
@@ -62,7 +77,11 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All that is judged. A port's value is why it cannot be listened on, None if it can."""
+    """All that is judged. A port's value is why it cannot be listened on, None if it can.
+
+    address_space_bytes: what one process may map at most, None without a limit. import_problem: why
+    the engine's packages cannot be imported, None if they can, or if that was not tried.
+    """
 
     python: tuple[int, int, int]
     implementation: str
@@ -70,6 +89,7 @@ class Facts:
     machine: str
     cores: float
     memory: Memory
+    address_space_bytes: int | None
     memfd_problem: str | None
     shm_free_bytes: int | None
     http_port_problem: str | None
@@ -80,6 +100,7 @@ class Facts:
     installed: Mapping[str, str | None]
     root: Path
     package_folders: Mapping[str, Path | None]
+    import_problem: str | None
     has_libnuma: bool
     has_lscpu: bool
     model: ModelFacts
@@ -87,11 +108,14 @@ class Facts:
     code_s: float
     state_dir: FolderFacts
     temp_dir: FolderFacts
+    socket_folder: FolderFacts
     uid: int
 
 
-def gather(config: Config, environ: Mapping[str, str] = os.environ) -> Facts:
-    """Look at everything once. Takes a second at most, and no network."""
+def gather(
+    config: Config, environ: Mapping[str, str] = os.environ, *, imports: bool = False
+) -> Facts:
+    """Look at everything once. Takes a second at most (imports: several), and no network."""
     build = environ.get("HEADWATER_BUILD") or "cpu"
     ray = config.ray
     return Facts(
@@ -101,6 +125,7 @@ def gather(config: Config, environ: Mapping[str, str] = os.environ) -> Facts:
         machine=platform.machine(),
         cores=usable_cores(),
         memory=usable_memory(),
+        address_space_bytes=address_space_bytes(),
         memfd_problem=memfd_problem(config.slab.mib * MIB),
         shm_free_bytes=free_bytes(SHM) if SHM.is_dir() else None,
         http_port_problem=port_problem(config.http.host, config.http.port),
@@ -111,13 +136,15 @@ def gather(config: Config, environ: Mapping[str, str] = os.environ) -> Facts:
         installed=installed(PINNED.get(build, PINNED["cpu"])),
         root=ROOT,
         package_folders={name: package_folder(name) for name in PACKAGES},
+        import_problem=import_problem(IMPORTED) if imports else None,
         has_libnuma=has_library("libnuma.so.1"),
         has_lscpu=shutil.which("lscpu") is not None,
         model=model_facts(config, environ),
         now_s=time.time(),
         code_s=max(path.stat().st_mtime for path in (ROOT / "cluster").glob("*.py")),
         state_dir=folder_facts(config.state.dir),
-        temp_dir=folder_facts(Path(tempfile.gettempdir())),
+        temp_dir=temp_facts(environ),
+        socket_folder=socket_facts(),
         uid=os.getuid(),
     )
 
@@ -126,8 +153,30 @@ def running_here(state_dir: Path) -> running.Running | None:
     """The running Headwater of this state folder, if there is one."""
     try:
         return running.read(state_dir)
-    except NotRunningError:
+    except (NotRunningError, ImportError):  # the check of our packages tells of the latter
         return None
+
+
+def address_space_bytes() -> int | None:
+    """What `ulimit -v` lets one process map; None without a limit."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def import_problem(names: Sequence[str]) -> str | None:
+    """Import packages in another process, as a replica will; what went wrong in one line."""
+    command = [sys.executable, "-P", "-c", IMPORT_SCRIPT, *names]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"not done after {IMPORT_TIMEOUT_S:.0f} s"
+    if done.returncode == 0:
+        return None
+    if done.returncode < 0:
+        return f"ended by signal {-done.returncode}"
+    return (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
 def memfd_problem(size_bytes: int) -> str | None:
@@ -215,9 +264,7 @@ def model_facts(config: Config, environ: Mapping[str, str]) -> ModelFacts:
     found: Path | None = None
     try:
         if bundled:
-            find_bundled()
-            made = cache / "models" / BUNDLED_MODEL
-            found = made if made.is_dir() else None
+            found = ready_bundled(cache)
         elif folder.is_dir():
             found = folder
         elif wanted.count("/") == 1 and wanted[0] not in "./~":
@@ -249,6 +296,26 @@ def folder_facts(folder: Path) -> FolderFacts:
     except OSError as error:
         return FolderFacts(folder, f"{existing}: {error.strerror or error}")
     return FolderFacts(folder, None)
+
+
+def temp_facts(environ: Mapping[str, str]) -> FolderFacts:
+    """The temporary folder, where there is one that can be written to."""
+    try:
+        return folder_facts(Path(tempfile.gettempdir()))
+    except OSError as error:  # "No usable temporary directory found in [...]"
+        named = Path(environ.get("TMPDIR") or "/tmp")  # noqa: S108 - Python looks there too
+        return FolderFacts(named, error.strerror or str(error))
+
+
+def socket_facts() -> FolderFacts:
+    """The folder of the agent's socket, as the agent itself judges it."""
+    try:
+        from deployments.agent_socket import folder_problem, socket_folder
+
+        folder = socket_folder()
+    except (ImportError, OSError):  # told of by other checks: our packages, the temporary folder
+        return FolderFacts(Path(), None)
+    return FolderFacts(folder, folder_problem(folder))
 
 
 def free_bytes(folder: Path) -> int:

@@ -114,8 +114,14 @@ def check_folder(folder: Path) -> None:
         raise ModelDamagedError(message)
 
 
+def ready_bundled(cache_dir: Path) -> Path | None:
+    """The bundled model's folder, if the next start takes it as it is. Raises ModelError."""
+    folder = cache_dir / "models" / BUNDLED_MODEL
+    return folder if _is_true_to_stamp(folder, _wanted_stamp(find_bundled())) else None
+
+
 def find_bundled() -> Path:
-    """The bundled GGUF file; its package is looked up, not imported."""
+    """The bundled GGUF file; its package is looked up, not imported. Raises ModelError."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         message = f"package {DISTRIBUTION}, which carries {BUNDLED_MODEL}, is not installed"
@@ -124,17 +130,34 @@ def find_bundled() -> Path:
     if not path.is_file():
         message = f"package {DISTRIBUTION} has no {GGUF_NAME}: {path}"
         raise ModelNotFoundError(message)
+    size, wanted = path.stat().st_size, _recorded_bytes(path)
+    if wanted is not None and size != wanted:
+        message = f"{path} has {size} bytes, package {DISTRIBUTION} was made with {wanted}"
+        raise ModelDamagedError(message)
     return path
+
+
+def _recorded_bytes(path: Path) -> int | None:
+    """The size of a package's file, as the package itself records it; None where it does not."""
+    for file in importlib.metadata.files(DISTRIBUTION) or ():
+        if file.name == path.name and Path(str(file.locate())) == path:
+            return file.size
+    return None
+
+
+def _wanted_stamp(source: Path) -> dict[str, object]:
+    """What makes a conversion current."""
+    return {
+        "conversion": CONVERSION_VERSION,
+        "distribution": importlib.metadata.version(DISTRIBUTION),
+        "source_bytes": source.stat().st_size,
+    }
 
 
 def _prepare_bundled(cache_dir: Path, progress: Progress) -> Path:
     source = find_bundled()
     folder = cache_dir / "models" / BUNDLED_MODEL
-    wanted = {
-        "conversion": CONVERSION_VERSION,
-        "distribution": importlib.metadata.version(DISTRIBUTION),
-        "source_bytes": source.stat().st_size,
-    }
+    wanted = _wanted_stamp(source)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_one(folder.with_suffix(".lock"), progress):

@@ -11,9 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster.errors import NotRunningError
-from deployments.core_claims import started as started_ticks
-
-__all__ = ["Running", "forget", "read", "started_ticks", "write"]
 
 FILE = "running.json"
 
@@ -28,6 +25,14 @@ class Running:
     dashboard: str | None
     app: str
     model: str
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process began, in clock ticks since boot; None when it has ended."""
+    # Here, so that the doctor can say that another `deployments` is on the path.
+    from deployments.core_claims import started
+
+    return started(pid)
 
 
 def write(state_dir: Path, running: Running) -> None:

@@ -7,11 +7,8 @@ tests. On Kubernetes a Ray node is a pod. DESIGN D5.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import stat
-import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass, field
@@ -21,6 +18,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.agent_socket import folder_problem, socket_path
 from deployments.core_claims import CoreClaims
 from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
 from kvcache.agent import AgentServer
@@ -32,7 +30,6 @@ SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 5.0
 ASK_INTERVAL_S = 1.0  # whether the directory misses anything, when there is nothing to tell
 EXIT_AGENT_FAILED = 71
-UNIX_PATH_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +51,13 @@ class AgentSettings:
     directory: DirectorySettings = field(default_factory=DirectorySettings)
 
 
-def socket_path(settings: AgentSettings, node: str) -> str:
-    """Where the agent of ``node`` listens; stable over the agent's restarts, short enough."""
-    root = Path(settings.socket_dir or tempfile.gettempdir()) / f"headwater-{os.getuid()}"
-    name = hashlib.blake2b(f"{settings.app}:{node}".encode(), digest_size=6).hexdigest()
-    path = str(root / f"agent-{name}.sock")
-    if len(path) > UNIX_PATH_MAX:
-        msg = f"agent socket path {path} is too long for a Unix socket; set a shorter state.dir"
-        raise ValueError(msg)
-    return path
-
-
 class NodeAgent:
     """The actor's body. Public methods are called remotely; each answers quickly."""
 
     def __init__(self, settings: AgentSettings, node: str) -> None:
         self._settings = settings
         self._node = node
-        path = socket_path(settings, node)
+        path = socket_path(settings.app, node, settings.socket_dir)
         _own_folder(Path(path).parent)
         # Claims outlive an agent: the engines that were given the cores do.
         self._claims = CoreClaims(Path(f"{path}.cores"))
@@ -167,9 +153,9 @@ class NodeAgent:
 def _own_folder(folder: Path) -> None:
     """Make the sockets' folder. Raises RuntimeError where somebody else made it first."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise RuntimeError(f"{folder} must be a folder of this user alone (mode 700); remove it")
+    problem = folder_problem(folder)
+    if problem is not None:
+        raise RuntimeError(f"{problem}; it must be this user's alone (mode 700): remove it")
 
 
 def ensure_agent(settings: AgentSettings, node: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from cluster import config_sources
-from cluster.machine_checks import Finding, Level, judge
+from cluster.machine_checks import IMPORTS, Finding, Level, judge
 from cluster.machine_facts import gather
 
 SUMMARY = "check this machine, and say what to do"
@@ -18,13 +18,24 @@ SUMMARY = "check this machine, and say what to do"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds this command's flags. Mutates the parser."""
     parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="without importing ray, torch and vllm, which takes some seconds",
+    )
     config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if one is a failure. Raises ConfigError."""
     config = config_sources.load(arguments).config
-    findings = judge(gather(config), config)
+    if not arguments.quick and sys.stderr.isatty():
+        sys.stderr.write(
+            "Importing ray, torch and vllm as serve will (--quick leaves it out) ...\n"
+        )
+    findings = judge(gather(config, imports=not arguments.quick), config)
+    if arguments.quick:
+        findings = [finding for finding in findings if finding.check != IMPORTS]
     failed = any(finding.level is Level.FAILURE for finding in findings)
     sys.stdout.write(as_json(findings) if arguments.json else as_table(findings))
     return 1 if failed else 0

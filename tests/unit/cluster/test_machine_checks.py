@@ -31,6 +31,7 @@ GOOD = Facts(
     machine="x86_64",
     cores=2.0,
     memory=Memory(24 * GB, 20 * GB),
+    address_space_bytes=None,
     memfd_problem=None,
     shm_free_bytes=10 * GB,
     http_port_problem=None,
@@ -41,6 +42,7 @@ GOOD = Facts(
     installed={**PINS, "torch": "2.13.0+cpu"},
     root=ROOT,
     package_folders={name: ROOT / name for name in ("cluster", "router")},
+    import_problem=None,
     has_libnuma=True,
     has_lscpu=True,
     model=MODEL,
@@ -48,6 +50,7 @@ GOOD = Facts(
     code_s=1.79e9,
     state_dir=FolderFacts(Path("/home/me/.local/state/headwater"), None),
     temp_dir=FolderFacts(Path("/tmp"), None),
+    socket_folder=FolderFacts(Path("/tmp/headwater-1000"), None),
     uid=1000,
 )
 RUNNING = Running(7, 7, "http://127.0.0.1:8000", "127.0.0.1:8265", "headwater", BUNDLED_MODEL)
@@ -96,6 +99,27 @@ def test_memory_that_is_not_there_at_all_is_a_failure() -> None:
     level, message = checks.check_memory(poor, config())
     assert level is Level.FAILURE
     assert message.startswith("about 4.4 GB wanted for 2 workers and the rest, 4.0 GB in all: ")
+
+
+def test_an_address_space_that_holds_no_worker_is_a_failure() -> None:
+    level, message = checks.check_memory(replace(GOOD, address_space_bytes=4 * GB), config())
+    assert level is Level.FAILURE
+    assert "one process may map 4.0 GB (ulimit -v), a worker maps about 4.9 GB" in message
+    assert checks.check_memory(replace(GOOD, address_space_bytes=6 * GB), config())[0] is Level.OK
+
+
+def test_packages_that_do_not_load_are_a_failure() -> None:
+    broken = replace(GOOD, import_problem="torch: ImportError: libc10.so is cut off")
+    level, message = checks.check_imports(broken, config())
+    assert level is Level.FAILURE
+    assert message.startswith("cannot import torch: ImportError: libc10.so is cut off: ")
+
+
+def test_a_socket_folder_that_is_not_ours_is_a_failure() -> None:
+    folder = FolderFacts(Path("/tmp/headwater-1000"), "/tmp/headwater-1000 belongs to user 7")
+    level, message = checks.check_socket_folder(replace(GOOD, socket_folder=folder), config())
+    assert level is Level.FAILURE
+    assert "belongs to user 7" in message and "remove it, or set TMPDIR" in message
 
 
 def test_memory_that_others_use_is_a_warning_unless_we_are_the_user() -> None:
@@ -264,12 +288,12 @@ def test_a_temporary_folder_must_be_writable_and_short() -> None:
 def test_the_agents_socket_is_as_long_as_the_check_believes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from deployments import node_agent
+    from deployments import agent_socket
 
     monkeypatch.setattr("os.getuid", lambda: GOOD.uid)
-    path = node_agent.socket_path(node_agent.AgentSettings("app", 1, socket_dir="/t"), "node")
+    path = agent_socket.socket_path("app", "node", "/t")
     assert len(path) == len("/t" + checks.AGENT_SOCKET.format(uid=GOOD.uid))
-    assert node_agent.UNIX_PATH_MAX == checks.UNIX_PATH_BYTES_MAX
+    assert agent_socket.UNIX_PATH_MAX == checks.UNIX_PATH_BYTES_MAX
 
 
 def test_for_a_cluster_elsewhere_this_machines_size_does_not_matter() -> None:

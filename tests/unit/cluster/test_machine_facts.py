@@ -15,6 +15,8 @@ from cluster import machine_facts as facts
 from cluster.config import BUNDLED_MODEL, Config
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
+from cluster.model_store import prepare_model
+from tests.unit.cluster import tiny_gguf
 
 LOCK = """\
 # Made by hand.
@@ -134,12 +136,18 @@ def test_a_memfd_that_cannot_be_made_or_sized_is_a_problem(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_the_bundled_model_is_here_once_its_folder_is(tmp_path: Path) -> None:
-    wanted = config(state={"cache_dir": tmp_path})
+def test_the_bundled_model_is_here_once_it_is_prepared_and_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny_gguf.write(tmp_path / "tiny.gguf")
+    monkeypatch.setattr("cluster.model_store.find_bundled", lambda: source)
+    wanted = config(state={"cache_dir": tmp_path / "cache"})
     found = facts.model_facts(wanted, {})
     assert (found.problem, found.is_here, found.kv_bytes_per_token) == (None, False, 0)
-    (tmp_path / "models" / BUNDLED_MODEL).mkdir(parents=True)
+    made = prepare_model(BUNDLED_MODEL, None, tmp_path / "cache", lambda _: None).path
     assert facts.model_facts(wanted, {}).is_here
+    (made / "config.json").write_text("{}")
+    assert not facts.model_facts(wanted, {}).is_here
 
 
 def test_the_bundled_models_package_may_be_missing(

@@ -318,7 +318,8 @@ class World:
             assert len(client.ends) == (0 if in_flight else 1), "each ends exactly once"
             record = self.record(request_id)
             assert (record.outcome is None) == in_flight
-            assert len(record.attempts) <= self.limits.attempts_max
+            taken = [a for a in record.attempts if not a.outcome.startswith("rejected")]
+            assert len(taken) <= self.limits.attempts_max, "a refusal costs nothing"
             is_poison = client.deaths >= self.limits.worker_deaths_max
             assert is_poison == (client.ends == ["poison_request"])
         ended = sum(bool(client.ends) for client in self.clients.values())
