@@ -21,6 +21,7 @@ from deployments import frames
 from deployments.cached_share import CachedShare
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
+from deployments.edge_counts import EdgeCounts
 from deployments.engine.codec import decode_outputs, encode_request
 from deployments.engine.front_end import (
     HeadwaterLLM,
@@ -72,6 +73,7 @@ class EngineClient:
         self._settings = settings
         self._router = router
         self.flow = RequestFlow(router, settings.limits, records)
+        self.edge_counts = EdgeCounts()
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
         self._views = WorkerViews(router, block_size=settings.block_size, stall_s=settings.stall_s)
@@ -118,6 +120,8 @@ class EngineClient:
             payload=request,
             priority=request.priority,
         )
+        if trace is not None:
+            trace.engine_requests += 1
         self._carry_out(self.flow.submit(intake, time.monotonic()))
 
     def abort(self, request_ids: Sequence[str], *, cancelled: bool) -> None:
@@ -318,7 +322,8 @@ class EngineClient:
             await asyncio.sleep(TICK_S)
             self._ticked_s = time.monotonic()
             words = self.degraded()
-            self._metrics.publish(self.flow, {what: bool(words[what]) for what in words})
+            now = {what: bool(words[what]) for what in words}
+            self._metrics.publish(self.flow, self.edge_counts, self._router, now)
             self._carry_out(self.flow.tick(time.monotonic()))
             for effect in self._router.index.unresolved():
                 if isinstance(effect, NeedResync):  # an answer may have been lost: ask again

@@ -65,6 +65,8 @@ class HttpTrace:
 
     trace_id: str
     received_s: float
+    status: int | None = None  # of the answer, once it has begun
+    engine_requests: int = 0  # made of it so far; counted by the engine client
 
 
 CURRENT_TRACE: ContextVar[HttpTrace | None] = ContextVar("headwater_trace", default=None)
@@ -87,6 +89,9 @@ class EdgeEvents(Protocol):
 
     def release(self, trace_id: str) -> None:
         """The HTTP request is over."""
+
+    def ended(self, trace: HttpTrace) -> None:
+        """A request that asked for tokens is over, admitted or not."""
 
     def first_byte(self, trace_id: str) -> bool:
         """A body chunk leaves now; True once the first token's time has been noted."""
@@ -111,6 +116,16 @@ class HttpEdge:
             await self._app(_with_safe_request_id(scope), receive, send)
             return
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
+        try:
+            await self._answer(trace, scope, receive, send, generates=generates)
+        finally:
+            if generates:
+                self._events.ended(trace)
+
+    async def _answer(
+        self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send, *, generates: bool
+    ) -> None:
+        """Refuse the request, or let vLLM answer it."""
         try:
             body = await _read_body(receive, self._body_bytes_max)
         except _ClientGone:
@@ -164,6 +179,7 @@ class HttpEdge:
         async def observed(message: AsgiMessage) -> None:
             nonlocal noted
             if message["type"] == "http.response.start":
+                trace.status = message["status"]
                 kinds = dict(message.get("headers", ()))
                 noted = not kinds.get(b"content-type", b"").startswith(b"text/event-stream")
                 message["headers"] = [
@@ -272,6 +288,7 @@ async def _respond(
     headers: list[tuple[bytes, bytes]] | None = None,
 ) -> None:
     """An error in OpenAI's shape."""
+    trace.status = status
     kind = _ERROR_KINDS[status]
     error = {"message": message, "type": kind, "param": param, "code": code}
     body = json.dumps({"error": error}).encode()

@@ -24,7 +24,7 @@ from deployments.directory_actor import RAY_NAMESPACE
 from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import Outcome
-from deployments.http_edge import HttpEdge, Refusal
+from deployments.http_edge import HttpEdge, HttpTrace, Refusal
 from deployments.membership import MEMBERS, Member
 from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
@@ -119,6 +119,11 @@ class Ingress:
             trace_id, self._settings.client.model, time.monotonic(), completed=completed
         )
 
+    def ended(self, trace: HttpTrace) -> None:
+        """Count a request of which no engine request was made; the flow counts the others."""
+        if not trace.engine_requests:
+            self._client.edge_counts.ended(trace.status)
+
     def first_byte(self, trace_id: str) -> bool:
         """Note the delivery of the first token for each engine request of this trace."""
         noted = False
@@ -160,7 +165,11 @@ class Ingress:
             "workers": workers,
             "requests": {
                 "in_flight": {stage.value: n for stage, n in flow.in_flight().items()},
-                "outcomes": {outcome.value: n for outcome, n in flow.outcomes.items()},
+                "outcomes": {
+                    outcome.value: n + client.edge_counts.outcomes[outcome]
+                    for outcome, n in flow.outcomes.items()
+                },
+                "refused_by_status": dict(client.edge_counts.refused_by_status),
                 "handovers_total": flow.handovers_total,
                 "resumes_total": flow.resumes_total,
                 "late_outputs_total": flow.late_outputs_total,
@@ -168,11 +177,22 @@ class Ingress:
             },
             "cache": client.cached_share.as_json(now_s),
             "directory": {"heard_age_s": age_s, "sources": self._sources()},
-            "router": {"load": [asdict(load) for load in self._router.load_snapshot(now_s)]},
+            "router": self._router_status(now_s),
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
             "degraded": [words for found in client.degraded().values() for words in found],
         }
         return JSONResponse(body)
+
+    def _router_status(self, now_s: float) -> dict[str, Any]:
+        """Load by worker, what decisions had to do without, and how full the index is."""
+        router, model = self._router, self._settings.client.model
+        return {
+            "load": [asdict(load) for load in router.load_snapshot(now_s)],
+            "fallbacks_total": dict(router.fallbacks_total),
+            "index_blocks": router.index.blocks(model),
+            "index_blocks_max": router.settings.index_blocks_max,
+            "index_evictions_total": router.index.evicted_total(model),
+        }
 
     def _sources(self) -> list[dict[str, Any]]:
         """What this ingress believes each slab and engine to hold, and how sure it is."""

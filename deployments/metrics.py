@@ -2,7 +2,7 @@
 
 Read from the flow's and the router's own counters once a second (engine_client's tick), so that
 no request pays for them. Names follow Prometheus: unit suffix, _total for counters. Labels are
-bounded: model, outcome, kind.
+bounded: model, outcome, kind, status, reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from ray.util.metrics import Counter, Gauge
 
 if TYPE_CHECKING:
+    from deployments.edge_counts import EdgeCounts
     from deployments.request_flow import RequestFlow
+    from router.route import Router
 
 DEGRADATIONS = ("directory", "link_refused", "stalled", "agent", "role_missing")
 
@@ -41,8 +43,22 @@ class IngressMetrics:
         self._outcomes = _Totals(
             Counter(
                 "headwater_requests_total",
-                "Requests that ended, by outcome.",
+                "Requests that ended, by outcome: one a choice; one an HTTP request that had none.",
                 tag_keys=("model", "outcome"),
+            )
+        )
+        self._refusals = _Totals(
+            Counter(
+                "headwater_http_refusals_total",
+                "HTTP requests refused before an engine request was made, by status.",
+                tag_keys=("model", "status"),
+            )
+        )
+        self._fallbacks = _Totals(
+            Counter(
+                "headwater_router_fallbacks_total",
+                "Decisions that had to leave cached blocks out of account, by reason.",
+                tag_keys=("model", "reason"),
             )
         )
         self._events = _Totals(
@@ -51,6 +67,18 @@ class IngressMetrics:
                 "Hand-overs, resumes after a lost worker, role fallbacks, late outputs dropped.",
                 tag_keys=("model", "kind"),
             )
+        )
+        self._index_evictions = _Totals(
+            Counter(
+                "headwater_router_index_evictions_total",
+                "Blocks that the router's index dropped to stay within its bound.",
+                tag_keys=("model",),
+            )
+        )
+        self._index_blocks = Gauge(
+            "headwater_router_index_blocks",
+            "Distinct blocks in the router's index.",
+            tag_keys=("model",),
         )
         self._in_flight = Gauge(
             "headwater_requests_in_flight",
@@ -63,11 +91,20 @@ class IngressMetrics:
             tag_keys=("model", "what"),
         )
 
-    def publish(self, flow: RequestFlow, degraded: dict[str, bool]) -> None:
+    def publish(
+        self, flow: RequestFlow, edge: EdgeCounts, router: Router, degraded: dict[str, bool]
+    ) -> None:
         """Bring all metrics up to date. ``degraded`` has a value for each of DEGRADATIONS."""
         model = {"model": self._model}
         for outcome, total in flow.outcomes.items():
-            self._outcomes.set(model | {"outcome": outcome.value}, total)
+            ended = total + edge.outcomes[outcome]
+            self._outcomes.set(model | {"outcome": outcome.value}, ended)
+        for status, total in edge.refused_by_status.items():
+            self._refusals.set(model | {"status": str(status)}, total)
+        for reason, total in router.fallbacks_total.items():
+            self._fallbacks.set(model | {"reason": reason}, total)
+        self._index_evictions.set(model, router.index.evicted_total(self._model))
+        self._index_blocks.set(router.index.blocks(self._model), model)
         kinds = {
             "handover": flow.handovers_total,
             "resume": flow.resumes_total,

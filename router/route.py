@@ -39,6 +39,8 @@ class Router:
         self._no_handoff: set[str] = set()
         self._pricing = Pricing(self.settings, self._loads, self._no_handoff)
         self._tick = 0
+        self.fallbacks_total = {"no_hashes": 0, "engine_in_doubt": 0, "slab_in_doubt": 0}
+        """Decisions made without regard to blocks that may have been cached, by reason."""
 
     # Membership
 
@@ -228,6 +230,11 @@ class Router:
         computing = prefill or decode
         cached = max(computing.engine_blocks, computing.slab_blocks) * model.block_size
         degraded = tuple(s for s in self.index.degraded(request.model) if s in model.node_of)
+        if degraded:
+            for kind in {source.partition(":")[0] for source in degraded}:
+                self.fallbacks_total[f"{kind}_in_doubt"] += 1
+        if not request.block_hashes and request.prompt_tokens >= model.block_size:
+            self.fallbacks_total["no_hashes"] += 1
         slab = decode.worker.slab_source
         elsewhere = max(
             (n for s, n in matched.items() if s[:5] == "slab:" and s != slab), default=0

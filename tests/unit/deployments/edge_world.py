@@ -13,6 +13,7 @@ from deployments.http_edge import (
     AsgiApp,
     AsgiMessage,
     HttpEdge,
+    HttpTrace,
     Receive,
     Refusal,
     Scope,
@@ -31,6 +32,7 @@ class Events:
     first_token_after: int = 1  # chunks until the first token has been noted
     admitted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    ends: list[tuple[str, int | None]] = field(default_factory=list)
     first_bytes: list[str] = field(default_factory=list)
 
     def admit(self, trace_id: str, body_bytes: int) -> Refusal | None:
@@ -40,6 +42,9 @@ class Events:
 
     def release(self, trace_id: str) -> None:
         self.released.append(trace_id)
+
+    def ended(self, trace: HttpTrace) -> None:
+        self.ends.append((trace.trace_id, trace.status))
 
     def first_byte(self, trace_id: str) -> bool:
         self.first_bytes.append(trace_id)

@@ -406,3 +406,33 @@ async def test_the_routes_of_the_test_above_are_reached_by_what_is_allowed(root:
         )
         assert (await ask(edge_round(app, Events()), scope=scope)).status == 200
     assert len(reached) == len(GENERATE_PATHS)
+
+
+# ---- every request is counted once ----------------------------------------------------------
+
+
+async def test_the_end_of_each_request_is_told_once_with_the_status_that_it_was_given() -> None:
+    events = Events()
+    edge = edge_round(App(), events)
+    answered = await ask(edge)
+    too_large = await ask(edge, b"x" * (BODY_BYTES_MAX + 1))
+    reserved = await ask(edge, b'{"kv_transfer_params": 1}')
+    failed = await ask(edge_round(App(fails=ValueError("bug")), events))
+    events.refusal = Refusal(1.0, "Busy.")
+    busy = await ask(edge)
+    answers = [answered, too_large, reserved, failed, busy]
+    assert [answer.status for answer in answers] == [200, 413, 400, 500, 429]
+    assert events.ends == [(answer.trace_id, answer.status) for answer in answers]
+
+
+async def test_a_client_that_left_unanswered_has_no_status() -> None:
+    events = Events()
+    await ask(edge_round(App(), events), [b'{"a":', b" 1}"], leaves_after=1)
+    assert [status for _, status in events.ends] == [None]
+
+
+async def test_requests_that_ask_for_no_tokens_are_not_counted() -> None:
+    events = Events()
+    await ask(edge_round(App(), events), path="/tokenize")
+    await ask(edge_round(App(), events), path="/tokenize", body=b"x" * (BODY_BYTES_MAX + 1))
+    assert events.ends == []
