@@ -144,6 +144,7 @@ def _client(args: BuildArguments) -> ClientSettings:
             "model": config.model.served,
             "block_size": str(config.engine.block_size_tokens),
             "dtype": config.model.dtype,
+            "max_model_len": str(config.model.max_model_len),
         },
         directory=DirectorySettings(app=args.app),
         limits=FlowLimits(

@@ -46,7 +46,11 @@ class Proof(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Worker to ingress: who it is. ``namespace`` as text, to name a differing field."""
+    """Worker to ingress: who it is.
+
+    ``namespace``: all that the workers of a model must have in common (the identity of their
+    blocks, and max_model_len), as text, to name a differing field.
+    """
 
     worker: str
     incarnation: str

@@ -85,7 +85,10 @@ class EngineWorker:
     def _welcome(self) -> frames.Welcome:
         engine = self._engine_settings
         loop = self._server.loop
-        namespace = loop.engine.namespace
+        identity = loop.engine.namespace
+        namespace = {f.name: str(getattr(identity, f.name)) for f in fields(identity)}
+        # No part of a block's identity, but a request that one worker takes must suit the next.
+        namespace["max_model_len"] = str(engine.max_model_len)
         return frames.Welcome(
             worker=self.worker_id,
             incarnation=loop.incarnation,
@@ -93,7 +96,7 @@ class EngineWorker:
             role=engine.role,
             node=self._node,
             pid=os.getpid(),
-            namespace={f.name: str(getattr(namespace, f.name)) for f in fields(namespace)},
+            namespace=namespace,
             slots=engine.max_num_seqs,
             queue_max=self._settings.queue_max,
             machine=f"{loop.engine.layout.isa}, {self._settings.cores} cores",

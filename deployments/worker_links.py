@@ -116,8 +116,34 @@ class WorkerLinks:
         if link.welcome.worker != member.worker:  # another worker has its port by now
             link.close()
             return settings.reconnect_s
+        differing = self._unlike_the_others(link.welcome)
+        if differing:
+            log.error("%s refused: %s", member.worker, differing)
+            self.refused[member.worker] = differing
+            link.close()
+            return settings.refused_retry_s
         await self._use(member, link)
         return settings.reconnect_s
+
+    def _unlike_the_others(self, welcome: frames.Welcome) -> str:
+        """What keeps a worker from serving beside those that are linked; empty if nothing does.
+
+        The ingress cannot know all of it (the weights' checksum, say): workers must agree. A
+        request that began at one of them may have to go on at any other.
+        """
+        for link in self.open.values():
+            other = link.welcome
+            if other.model == welcome.model and other.worker != welcome.worker:
+                names = sorted(other.namespace.keys() | welcome.namespace.keys())
+                differing = [
+                    f"{name} is {welcome.namespace.get(name, 'absent')} here, "
+                    f"{other.namespace.get(name, 'absent')} at {other.worker}"
+                    for name in names
+                    if other.namespace.get(name) != welcome.namespace.get(name)
+                ]
+                if differing:
+                    return "workers differ: " + "; ".join(differing)
+        return ""
 
     async def _use(self, member: Member, link: WorkerLink) -> None:
         worker = member.worker
