@@ -66,6 +66,7 @@ class ResumeScheduler(Scheduler):
         for data in output.scheduled_new_reqs:
             self.first_scheduled_s[data.req_id] = now_s
             request = self.requests[data.req_id]
+            _correct_prefill_stats(request, data.num_computed_tokens)
             if request.num_output_tokens:
                 data.prefill_token_ids = list(request.all_token_ids)
         return output
@@ -137,6 +138,18 @@ class ResumeWorker(CPUWorker):
                 "CPUModelRunner: VLLM_USE_V2_MODEL_RUNNER must be 0"
             )
         self.model_runner.__class__ = ResumeRunner
+
+
+def _correct_prefill_stats(request: Request, computed_tokens: int) -> None:
+    """What a failed load leaves to compute was not cached. Mutates the request's statistics.
+
+    vLLM counts a load's tokens as cached when it plans the load (0.32, schedule()), and sets them
+    right only where the load's first block failed: clients would read too many cached tokens.
+    """
+    stats = request.prefill_stats
+    if stats is not None and computed_tokens < stats.num_cached_tokens:
+        local = min(stats.num_local_cached_tokens, computed_tokens)
+        stats.set(stats.num_prompt_tokens, local, computed_tokens - local)
 
 
 def resumed_tokens(new_requests: Iterable[NewRequestData]) -> dict[str, list[int]]:
