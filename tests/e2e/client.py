@@ -81,16 +81,19 @@ def stream(
 
 
 @contextmanager
-def raw_stream(cluster: Cluster, body: dict[str, Any], name: str) -> Iterator[RawStream]:
-    """A stream over a bare socket, so that the test decides how it ends.
+def raw_stream(
+    cluster: Cluster, body: dict[str, Any], name: str, *, streams: bool = True
+) -> Iterator[RawStream]:
+    """A request over a bare socket, so that the test decides how it ends.
 
-    ``name`` is sent as X-Request-Id, which is part of the request's id in all logs.
+    ``name`` is sent as X-Request-Id, which is part of the request's id in all logs. ``streams``
+    False asks for the answer at once.
     """
     where = urlsplit(cluster.endpoint)
     assert where.hostname is not None
     connection = socket.create_connection((where.hostname, where.port or 80), timeout=TIMEOUT_S)
     try:
-        payload = json.dumps({**body, "stream": True}).encode()
+        payload = json.dumps({**body, "stream": streams}).encode()
         connection.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: headwater\r\n"
             b"Content-Type: application/json\r\nConnection: close\r\n"
@@ -120,6 +123,10 @@ class RawStream:
     def read_events(self, count: int) -> None:
         """Read until so many events with choices came."""
         self.read_until(lambda got: got.count(b'"choices"') >= count)
+
+    def leave(self, way: str) -> None:
+        """Go away: "close" (FIN) or "reset" (RST)."""
+        {"close": self.close, "reset": self.reset}[way]()
 
     def close(self) -> None:
         """Go away in an orderly manner (FIN)."""
