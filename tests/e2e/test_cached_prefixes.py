@@ -118,6 +118,7 @@ def test_two_hundred_requests_over_a_warm_prefix_leave_nothing_behind(cluster: C
     shared = prompt(1000, 6500)
     pids = {w["pid"] for w in cluster.status()["workers"]}
     pids |= {node["pid"] for node in cluster.ledger()}
+    pids.add(int(cluster.status()["ingress"].split("-")[1]))
 
     def one(number: int) -> None:
         body, _ = complete(cluster, shared + prompt(20, 6600 + number), max_tokens=4)
