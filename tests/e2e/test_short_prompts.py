@@ -46,7 +46,7 @@ def test_prompts_around_a_block_answer_alone_and_ten_at_once_and_store_full_bloc
     assert published(cluster) == before
 
 
-def test_ten_prompts_shorter_than_a_block_leave_no_block_in_any_cache(cluster: Cluster) -> None:
+def test_ten_prompts_shorter_than_a_block_add_no_block_to_any_cache(cluster: Cluster) -> None:
     def blocks() -> dict[str, int]:
         sources = cluster.status()["directory"]["sources"]
         return {source["source"]: source["blocks"] for source in sources}
@@ -59,4 +59,7 @@ def test_ten_prompts_shorter_than_a_block_leave_no_block_in_any_cache(cluster: C
             for seed, n in enumerate(lengths)
         ]
     ).results()
-    assert blocks() == before
+    after = blocks()
+    assert after.keys() == before.keys()
+    # A full cache may have given a block up for theirs; none has one more.
+    assert all(after[source] <= before[source] for source in before)
