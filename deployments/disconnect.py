@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
-from deployments.http_edge import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
 
 GRACE_S = 2.0
 

@@ -183,6 +183,7 @@ class EngineLoop:
             self._step_tokens = result.scheduled_tokens
             self._step_pairs = result.scheduled_pairs
         self._hand_out(result.outputs)
+        self._hand_back(result.refused)
         self._send_cache_events()
         if result.pending_io and not result.scheduled_tokens:
             self._wait_inbox(PENDING_IO_POLL_S)
@@ -251,6 +252,14 @@ class EngineLoop:
             if output.finish_reason is not None:
                 del self._attempts[output.request_id]
         self._sinks.deliver(list(by_owner.values()), self.load())
+
+    def _hand_back(self, refused: list[RequestRejected]) -> None:
+        """Tell of requests that the engine found to be impossible after it had taken them."""
+        for refusal in refused:
+            attempt = self._attempts.pop(refusal.request_id, None)
+            if attempt is not None:
+                message = frames.Rejected(refusal.request_id, str(refusal), client_fault=True)
+                self._sinks.send(attempt.owner, message)
 
     def _timing(self, name: str, attempt: _Attempt) -> frames.Timing:
         now_s = self._clock()

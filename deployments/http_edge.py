@@ -1,31 +1,27 @@
 """What happens to an HTTP request before and after vLLM's own application sees it.
 
-An ASGI middleware: names the request (`x-headwater-request`), bounds its body, refuses fields that
-steer our internals, asks admission (429 with Retry-After), and notes when the first token left.
-Everything else of the API is vLLM's. Called by ingress.py. Must not know tokens or workers.
+An ASGI middleware: names the request (`x-headwater-request`), bounds its body, refuses what no
+part of us could work with (reserved fields, other encodings, text that is none), asks admission
+(429 with Retry-After). http_answer.py carries the answer back. Everything else of the API is
+vLLM's. Called by ingress.py. Must not know tokens or workers.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-Scope = MutableMapping[str, Any]
-AsgiMessage = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[AsgiMessage]]
-Send = Callable[[AsgiMessage], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-log = logging.getLogger("headwater.edge")
+from deployments.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.http_answer import Answer, Exchange
+from deployments.http_errors import ApiError, of_failure
+from deployments.lone_surrogates import lone_surrogate
 
 REQUEST_HEADER = b"x-headwater-request"
 # Every route of vLLM's application (0.32, task "generate") that asks the engine for tokens.
@@ -48,13 +44,6 @@ REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1
 # Text that a body must hold for one of them to be in it; or it holds escapes, or is not UTF-8:
 # json.loads reads UTF-16 and UTF-32 too, where each ASCII character has zero bytes beside it.
 _SUSPICIOUS = (*(f.encode() for f in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD)), b"\\u", b"\0")
-_ERROR_KINDS = {
-    400: "BadRequestError",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    500: "InternalServerError",
-    503: "ServiceUnavailableError",
-}
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
@@ -81,6 +70,15 @@ class Refusal:
     status: int = 429
 
 
+@dataclass(frozen=True, slots=True)
+class FlowFailure:
+    """How the request flow ended a request that it could not finish."""
+
+    status: int
+    code: str
+    message: str
+
+
 class EdgeEvents(Protocol):
     """What the edge asks of the rest of the ingress."""
 
@@ -96,25 +94,37 @@ class EdgeEvents(Protocol):
     def first_byte(self, trace_id: str) -> bool:
         """A body chunk leaves now; True once the first token's time has been noted."""
 
+    def failure(self, trace_id: str) -> FlowFailure | None:
+        """How the flow failed this request; None when it did not."""
+
 
 class HttpEdge:
     """The middleware. One instance an ingress."""
 
-    def __init__(self, app: AsgiApp, events: EdgeEvents, *, body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        events: EdgeEvents,
+        *,
+        body_bytes_max: int,
+        choices_max: int | None = None,
+    ) -> None:
+        """``choices_max``: engine requests at once, which bounds n and lists of prompts."""
         self._app = app
         self._events = events
         self._body_bytes_max = body_bytes_max
+        self._choices_max = choices_max
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
-        generates = (
-            scope["type"] == "http"
-            and scope["method"] == "POST"
-            and _route_path(scope).rstrip("/") in GENERATE_PATHS
-        )
-        if not generates and not (scope["type"] == "http" and scope["method"] in WITH_BODY):
-            await self._app(_with_safe_request_id(scope), receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
+        path = _route_path(scope).rstrip("/") or "/"
+        if scope["method"] not in WITH_BODY:
+            await self._pass(scope, receive, Answer(send, Exchange(path)))
+            return
+        generates = scope["method"] == "POST" and path in GENERATE_PATHS
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
         try:
             await self._answer(trace, scope, receive, send, generates=generates)
@@ -126,71 +136,64 @@ class HttpEdge:
         self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send, *, generates: bool
     ) -> None:
         """Refuse the request, or let vLLM answer it."""
+        path = _route_path(scope).rstrip("/") or "/"
+        refused = Answer(send, Exchange(path, ((REQUEST_HEADER, trace.trace_id.encode()),)))
         try:
             body = await _read_body(receive, self._body_bytes_max)
         except _ClientGone:
             return
         if body is None:
             message = f"Request body is larger than {self._body_bytes_max} bytes."
-            await _respond(send, trace, 413, message, "request_too_large")
+            await refused.refuse(ApiError(413, message, "request_too_large"))
+        elif (error := _fault_of(scope, body, generates=generates)) is not None:
+            await refused.refuse(error)
+        elif not generates:
+            await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))
+        elif (refusal := self._events.admit(trace.trace_id, len(body))) is not None:
+            await _refuse_busy(refused, refusal)
+        else:
+            try:
+                await self._generate(trace, scope, receive, send, body)
+            finally:
+                self._events.release(trace.trace_id)
             return
-        if not generates:
-            await self._app(_with_safe_request_id(scope), _replay(body, receive), send)
-            return
-        field = _refused_field(body)
-        if field is not None:
-            message = f"Field {field!r} is reserved for transfers between workers; leave it out."
-            await _respond(send, trace, 400, message, "field_refused", param=field)
-            return
-        refusal = self._events.admit(trace.trace_id, len(body))
-        if refusal is not None:
-            await _respond_busy(send, trace, refusal)
-            return
-        try:
-            await self._generate(trace, scope, _replay(body, receive), send)
-        finally:
-            self._events.release(trace.trace_id)
+        trace.status = refused.status
 
-    async def _generate(self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let vLLM answer. Also an answer that it fails to begin carries our header."""
-        has_begun = False
+    async def _generate(
+        self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send, body: bytes
+    ) -> None:
+        """Let vLLM answer, under the request's name and with what the flow knows of its failure."""
+        path, name = _route_path(scope).rstrip("/"), trace.trace_id
 
-        async def begun(message: AsgiMessage) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
+        def failure() -> ApiError | None:
+            failed = self._events.failure(name)
+            if failed is None:
+                return None
+            return of_failure(failed.code, failed.message, failed.status, path, body)
 
+        exchange = Exchange(
+            path=path,
+            headers=((REQUEST_HEADER, name.encode()),),
+            body=body,
+            choices_max=self._choices_max,
+            failure=failure,
+            first_byte=lambda: self._events.first_byte(name),
+        )
+        answer = Answer(send, exchange)
         token = CURRENT_TRACE.set(trace)
         try:
-            await self._app(_with_safe_request_id(scope), receive, self._observe(trace, begun))
-        except Exception:
-            if has_begun:
-                raise  # the server cuts the answer short: the client must not take it for whole
-            log.exception("request %s failed before its answer began", trace.trace_id)
-            message = "The server failed on this request."
-            await _respond(send, trace, 500, message, "internal_error")
+            await self._pass(scope, _replay(body, receive), answer)
         finally:
             CURRENT_TRACE.reset(token)
+            trace.status = answer.status
 
-    def _observe(self, trace: HttpTrace, send: Send) -> Send:
-        """Add our header; note the time at which a stream's first token leaves."""
-        noted = True  # an answer at once has no first token on its way to the client
-
-        async def observed(message: AsgiMessage) -> None:
-            nonlocal noted
-            if message["type"] == "http.response.start":
-                trace.status = message["status"]
-                kinds = dict(message.get("headers", ()))
-                noted = not kinds.get(b"content-type", b"").startswith(b"text/event-stream")
-                message["headers"] = [
-                    *message.get("headers", []),
-                    (REQUEST_HEADER, trace.trace_id.encode()),
-                ]
-            await send(message)
-            if message["type"] == "http.response.body" and not noted and message.get("body"):
-                noted = self._events.first_byte(trace.trace_id)
-
-        return observed
+    async def _pass(self, scope: Scope, receive: Receive, answer: Answer) -> None:
+        raised: Exception | None = None
+        try:
+            await self._app(_with_safe_request_id(scope), receive, answer.send)
+        except Exception as error:  # noqa: BLE001 - logged, and told to the client
+            raised = error
+        await answer.finish(raised)
 
 
 class _ClientGone(Exception):
@@ -270,34 +273,24 @@ def _with_safe_request_id(scope: Scope) -> Scope:
     return {**scope, "headers": kept}
 
 
-async def _respond_busy(send: Send, trace: HttpTrace, refusal: Refusal) -> None:
+def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
+    """Why nobody needs to look at this request: nothing of us could work with it."""
+    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").lower()
+    if encoding not in {b"identity", b""}:
+        message = f"Content-Encoding {encoding[:40].decode('latin-1')!r} is not read; send none."
+        return ApiError(415, message, "unsupported_media_type")
+    if generates and (field := _refused_field(body)) is not None:
+        message = f"Field {field!r} is reserved for transfers between workers; leave it out."
+        return ApiError(400, message, "unsupported_parameter", field)
+    where = lone_surrogate(body)
+    if where is not None:
+        message = "A text holds half of a surrogate pair: no character, which no model can read."
+        return ApiError(400, message, "invalid_value", where or None)
+    return None
+
+
+async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:
     seconds = max(1, math.ceil(refusal.retry_after_s))  # sooner would be refused again
     message = f"{refusal.reason} Try again in about {seconds} s."
-    extra = [(b"retry-after", str(seconds).encode())]
-    await _respond(send, trace, refusal.status, message, "overloaded", headers=extra)
-
-
-async def _respond(
-    send: Send,
-    trace: HttpTrace,
-    status: int,
-    message: str,
-    code: str,
-    *,
-    param: str | None = None,
-    headers: list[tuple[bytes, bytes]] | None = None,
-) -> None:
-    """An error in OpenAI's shape."""
-    trace.status = status
-    kind = _ERROR_KINDS[status]
-    error = {"message": message, "type": kind, "param": param, "code": code}
-    body = json.dumps({"error": error}).encode()
-    base = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (REQUEST_HEADER, trace.trace_id.encode()),
-    ]
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*base, *(headers or [])]}
-    )
-    await send({"type": "http.response.body", "body": body})
+    error = ApiError(refusal.status, message, "overloaded")
+    await answer.refuse(error, ((b"retry-after", str(seconds).encode()),))

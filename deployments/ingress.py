@@ -23,8 +23,8 @@ from deployments.client_settings import ClientSettings
 from deployments.directory_actor import RAY_NAMESPACE
 from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
-from deployments.flow_types import Outcome
-from deployments.http_edge import HttpEdge, HttpTrace, Refusal
+from deployments.flow_types import Failure, Outcome
+from deployments.http_edge import FlowFailure, HttpEdge, HttpTrace, Refusal
 from deployments.membership import MEMBERS, Member
 from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
@@ -43,6 +43,7 @@ _REFUSALS = {
     "no_workers": "No worker is there to take requests yet.",
     "deadline": "The request would have to wait longer than it allows.",
 }
+_FAILURE_STATUS = {failure.code: failure.status for failure in Failure}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,12 @@ class Ingress:
         app.add_api_route("/headwater/requests", self._latest)
         app.add_api_route("/headwater/requests/{trace_id}", self._explain)
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
-        return HttpEdge(DisconnectOnCancel(app), self, body_bytes_max=self._settings.body_bytes_max)
+        return HttpEdge(
+            DisconnectOnCancel(app),
+            self,
+            body_bytes_max=self._settings.body_bytes_max,
+            choices_max=self._settings.front_end.engine_requests_max,
+        )
 
     async def check_health(self) -> None:
         """Serve replaces this replica when a part of it has ended. Raises RuntimeError."""
@@ -132,6 +138,15 @@ class Ingress:
                 record.delivered_s = time.monotonic()
             noted = noted or record.delivered_s is not None
         return noted
+
+    def failure(self, trace_id: str) -> FlowFailure | None:
+        """The failure that the flow ended this trace's request with, from its record."""
+        for record in self._records.get(trace_id):
+            if record.outcome in {Outcome.FAILED, Outcome.REFUSED}:
+                code, _, message = record.detail.partition(": ")
+                if code in _FAILURE_STATUS:  # else an engine gave it up, and vLLM says so
+                    return FlowFailure(_FAILURE_STATUS[code], code, message)
+        return None
 
     # ---- routes of ours ---------------------------------------------------------------------
 

@@ -45,6 +45,7 @@ class StepResult:
     """What one step gave.
 
     outputs: of each request that has new tokens or ended by itself; aborted ones have none.
+    refused: requests that ended without output, since their grammar cannot be followed.
     scheduled_tokens: tokens computed in this step, prompt and output together.
     scheduled_requests: requests that they belong to: the batch.
     scheduled_pairs: pairs of one of these tokens and one before it: the attention's work.
@@ -53,6 +54,7 @@ class StepResult:
     """
 
     outputs: list[EngineCoreOutput]
+    refused: list[RequestRejected]
     scheduled_tokens: int
     scheduled_requests: int
     scheduled_pairs: float
@@ -189,6 +191,7 @@ class InprocessEngine:
         self._core.post_step(executed)
         outputs = [output for step in (by_client or {}).values() for output in step.outputs]
         self._ended = [output.request_id for output in outputs if output.finish_reason is not None]
+        refused = self._take_refused(outputs)
         nothing = (0, 0, 0.0)
         tokens, requests, pairs = self._scheduler.last_scheduled if executed else nothing
         self._steps += 1
@@ -196,7 +199,23 @@ class InprocessEngine:
         self._generated_tokens += sum(len(output.new_token_ids) for output in outputs)
         self._note_publish_wait()
         pending = not tokens and self.has_work()
-        return StepResult(outputs, tokens, requests, pairs, pending_io=pending)
+        return StepResult(outputs, refused, tokens, requests, pairs, pending_io=pending)
+
+    def _take_refused(self, outputs: list[EngineCoreOutput]) -> list[RequestRejected]:
+        """Requests that vLLM ended in this step because of their grammar; mutates `outputs`.
+
+        vLLM finds out on a thread, after it has taken the request, and calls it an internal error;
+        the grammar is the client's.
+        """
+        reasons = self._scheduler.refused_grammars
+        if not reasons:
+            return []
+        ended = [o.request_id for o in outputs if o.request_id in reasons]
+        outputs[:] = [output for output in outputs if output.request_id not in reasons]
+        words = "its grammar cannot be followed"
+        refused = [RequestRejected(name, f"{words}: {reasons[name]}") for name in ended]
+        reasons.clear()
+        return refused
 
     def _note_publish_wait(self) -> None:
         stats = self.kv_stats()

@@ -49,6 +49,8 @@ class ResumeScheduler(Scheduler):
         self.preemptions_total = 0
         # By request id, time.monotonic; InprocessEngine forgets those that ended.
         self.first_scheduled_s: dict[str, float] = {}
+        # Why a grammar cannot be followed, by request id; InprocessEngine takes them in its step.
+        self.refused_grammars: dict[str, str] = {}
 
     def schedule(
         self,
@@ -81,6 +83,9 @@ class ResumeScheduler(Scheduler):
                 # does with a grammar that does not compile (update_from_output finishes it).
                 self.grammar_compile_error_reqs.add(request.request_id)
                 return False
+        if waited_for_grammar and request.request_id in self.grammar_compile_error_reqs:
+            structured = request.structured_output_request
+            self.refused_grammars[request.request_id] = str(structured and structured.grammar)
         return bool(ready)
 
     def _preempt_request(self, *args: object, **kwargs: object) -> None:

@@ -7,21 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
 from deployments.http_edge import (
     CURRENT_TRACE,
     REQUEST_HEADER,
-    AsgiApp,
-    AsgiMessage,
+    FlowFailure,
     HttpEdge,
     HttpTrace,
-    Receive,
     Refusal,
-    Scope,
-    Send,
 )
 
 CHAT = "/v1/chat/completions"
 BODY_BYTES_MAX = 1000
+CHOICES_MAX = 24
 
 
 @dataclass(slots=True)
@@ -29,6 +27,7 @@ class Events:
     """What the edge asks of the ingress, with the answers that a test wants."""
 
     refusal: Refusal | None = None
+    failed: FlowFailure | None = None
     first_token_after: int = 1  # chunks until the first token has been noted
     admitted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
@@ -49,6 +48,10 @@ class Events:
     def first_byte(self, trace_id: str) -> bool:
         self.first_bytes.append(trace_id)
         return len(self.first_bytes) >= self.first_token_after
+
+    def failure(self, trace_id: str) -> FlowFailure | None:
+        assert trace_id in self.admitted
+        return self.failed
 
 
 @dataclass(slots=True)
@@ -128,7 +131,7 @@ def scope_of(path: str, *, method: str = "POST", **more: object) -> Scope:
 
 
 def edge_round(app: AsgiApp, events: Events) -> HttpEdge:
-    return HttpEdge(app, events, body_bytes_max=BODY_BYTES_MAX)
+    return HttpEdge(app, events, body_bytes_max=BODY_BYTES_MAX, choices_max=CHOICES_MAX)
 
 
 async def ask(

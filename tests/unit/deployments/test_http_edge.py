@@ -4,16 +4,8 @@ import json
 import pytest
 from fastapi import FastAPI, Request
 
-from deployments.http_edge import (
-    CURRENT_TRACE,
-    GENERATE_PATHS,
-    REFUSED_FIELDS,
-    AsgiMessage,
-    Receive,
-    Refusal,
-    Scope,
-    Send,
-)
+from deployments.asgi import AsgiMessage, Receive, Scope, Send
+from deployments.http_edge import CURRENT_TRACE, GENERATE_PATHS, REFUSED_FIELDS, Refusal
 from tests.unit.deployments.edge_world import (
     BODY_BYTES_MAX,
     CHAT,
@@ -23,9 +15,6 @@ from tests.unit.deployments.edge_world import (
     edge_round,
     scope_of,
 )
-
-SSE = b"text/event-stream; charset=utf-8"
-
 
 # ---- the header -----------------------------------------------------------------------------
 
@@ -56,7 +45,7 @@ async def test_errors_are_in_the_shape_that_openai_clients_read() -> None:
     answer = await ask(edge_round(App(), Events()), b'{"kv_transfer_params": {}}')
     assert answer.error.keys() == {"message", "type", "param", "code"}
     assert answer.error["param"] == "kv_transfer_params"
-    assert answer.error["code"] == "field_refused"
+    assert answer.error["code"] == "unsupported_parameter"
     assert answer.header(b"content-type") == b"application/json"
     assert answer.header(b"content-length") == str(len(answer.body)).encode()
 
@@ -174,6 +163,45 @@ async def test_malformed_json_is_left_for_the_application_to_answer(body: bytes)
     assert app.bodies == [body]
 
 
+async def test_a_body_in_another_encoding_is_refused_and_no_encoding_is_none() -> None:
+    app = App()
+    scope = scope_of(CHAT)
+    scope["headers"] += [(b"content-encoding", b"gzip")]
+    answer = await ask(edge_round(app, Events()), scope=scope)
+    assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
+    scope["headers"][-1] = (b"content-encoding", b"Identity")
+    assert (await ask(edge_round(app, Events()), scope=scope)).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+async def test_text_that_no_encoding_can_write_is_refused_where_it_stands(path: str) -> None:
+    app, events = App(), Events()
+    body = rb'{"messages": [{"role": "user", "content": "a\ud83d"}]}'
+    answer = await ask(edge_round(app, events), body, path=path)
+    assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+    assert answer.error["param"] == "messages[0].content"
+    assert not (app.bodies or events.admitted)
+
+
+async def test_refusals_under_messages_are_in_anthropics_shape() -> None:
+    path = "/v1/messages"
+    busy = Events(refusal=Refusal(3.0, "Full."))
+    answers = [
+        await ask(edge_round(App(), busy), path=path),
+        await ask(edge_round(App(), Events()), b"x" * 2 * BODY_BYTES_MAX, path=path),
+        await ask(edge_round(App(), Events()), b'{"kv_hints": 1}', path=path),
+        await ask(edge_round(App(fails=ValueError("bug")), Events()), path=path),
+    ]
+    assert [(answer.status, answer.error["type"]) for answer in answers] == [
+        (429, "rate_limit_error"),
+        (413, "request_too_large"),
+        (400, "invalid_request_error"),
+        (500, "api_error"),
+    ]
+    assert {json.loads(answer.body)["type"] for answer in answers} == {"error"}
+    assert answers[0].header(b"retry-after") == b"3"
+
+
 # ---- admission ------------------------------------------------------------------------------
 
 
@@ -199,17 +227,6 @@ async def test_a_place_is_given_back_once_when_the_application_fails() -> None:
     assert answer.status == 500
     assert "bug" not in answer.error["message"]
     assert events.released == events.admitted == [answer.trace_id]
-
-
-async def test_an_answer_that_has_begun_is_cut_and_not_completed_when_the_application_fails() -> (
-    None
-):
-    events = Events()
-    app = App(content_type=SSE, fails=ValueError("bug"), fails_after_start=True)
-    with pytest.raises(ValueError, match="bug"):
-        await ask(edge_round(app, events))
-    assert len(events.released) == 1
-    assert CURRENT_TRACE.get() is None
 
 
 async def test_a_place_is_given_back_once_when_the_client_goes_during_the_answer() -> None:
@@ -249,35 +266,6 @@ async def test_the_application_hears_of_a_disconnect_after_the_body() -> None:
     app = App()
     await ask(edge_round(app, Events()))
     assert app.after_body == ["http.disconnect"]
-
-
-# ---- the first token ------------------------------------------------------------------------
-
-
-async def test_the_first_token_is_noted_with_the_first_chunk_of_a_stream_and_only_then() -> None:
-    events = Events()
-    app = App(content_type=SSE, parts=(b"", b"data: 1\n\n", b"data: 2\n\n"))
-    answer = await ask(edge_round(app, events))
-    assert events.first_bytes == [answer.trace_id]
-
-
-async def test_chunks_before_the_first_token_do_not_count_as_it() -> None:
-    events = Events(first_token_after=3)
-    app = App(content_type=SSE, parts=(b": wait\n\n",) * 6)
-    await ask(edge_round(app, events))
-    assert len(events.first_bytes) == 3
-
-
-async def test_an_empty_chunk_is_not_the_first_token() -> None:
-    events = Events(first_token_after=9)
-    await ask(edge_round(App(content_type=SSE, parts=(b"", b"data: 1\n\n")), events))
-    assert len(events.first_bytes) == 1
-
-
-async def test_an_answer_at_once_has_no_first_token() -> None:
-    events = Events()
-    await ask(edge_round(App(parts=(b"{", b"}")), events))
-    assert events.first_bytes == []
 
 
 # ---- X-Request-Id ---------------------------------------------------------------------------
