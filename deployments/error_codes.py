@@ -10,6 +10,7 @@ import json
 import re
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 CODES_BY_STATUS = {
     400: "invalid_value",
@@ -73,7 +74,8 @@ _RULES = (
         r"maximum context length"
         r"|longer than the maximum model length"
         r"|exceeds the max_model_len"
-        r"|leave no room within max_model_len",
+        r"|leave no room within max_model_len"
+        r"|fills the model's whole context",
         "context_length_exceeded",
         param="",
     ),
@@ -85,7 +87,7 @@ _RULES = (
     _rule(r"empty conversation|not a multimodal model|[Tt]oken id \S+ is out|at least one prompt"
           r"|decoder prompt cannot be empty|'NoneType' object is not iterable",
           "invalid_value", param=""),
-    _rule(r"into a grammar|structural.tag|grammar specification|one kind of structured output"
+    _rule(r"into a grammar|structural.tag|grammar specification|structured outputs"
           r"|^Choice |grammar that cannot be followed|[Gg]rammar", "invalid_value",
           *_GRAMMAR_FIELDS),
     _rule(r"must be (provided|set)\b|Field required", "missing_required_parameter"),
@@ -97,6 +99,8 @@ _ENTRY = re.compile(r"^  \{'type': '(\w+)', 'loc': '([^']*)'", re.MULTILINE)
 _PART = re.compile(r"\[type=(\w+),")  # an error of pydantic's own words, on a message's content
 _MODEL_NAME = re.compile(r"[A-Z]\w*[a-z]\w*")  # of a class of vLLM's or OpenAI's: no field's name
 _LEADING_FIELD = re.compile(r"`?([a-z][a-z0-9]*(?:_[a-z0-9]+)*|n)`? (?:must|cannot|contains?|is) ")
+_NO_ROOM = "max_tokens must be at least 1, got 0."
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _MODEL_UNKNOWN = re.compile(r"The model `.*` does not exist", re.DOTALL)
 _PARAMETER = re.compile(r"\(parameter=(\w+)")
 
@@ -119,13 +123,28 @@ def code_and_param(status: int, message: str, param: str | None, path: str) -> F
 
 def find_in_request(request: bytes, candidates: tuple[str, ...]) -> str | None:
     """The first of these fields that the request's body sets."""
+    asked = _object(request)
+    return next((name for name in candidates if asked.get(name) is not None), None)
+
+
+def fills_the_context(message: str, request: bytes | None) -> bool:
+    """Whether vLLM complains of a limit that it computed itself: the prompt leaves no room.
+
+    A prompt as long as the context gets "max_tokens must be at least 1, got 0" (0.32), though the
+    client asked for no such thing.
+    """
+    if request is None or not message.startswith(_NO_ROOM):
+        return False
+    asked = _object(request)
+    return all(asked.get(name) != 0 for name in _OUTPUT_LIMITS)
+
+
+def _object(request: bytes) -> dict[str, Any]:
     try:
         asked = json.loads(request)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(asked, dict):
-        return None
-    return next((name for name in candidates if asked.get(name) is not None), None)
+        return {}
+    return asked if isinstance(asked, dict) else {}
 
 
 def _of_words(message: str, field: str | None, path: str) -> Found:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from deployments.error_codes import code_and_param, find_in_request
+from deployments.error_codes import code_and_param, fills_the_context, find_in_request
 
 ANTHROPIC_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"
@@ -135,6 +135,9 @@ def _of_fields(status: int, told: dict[str, Any], path: str, request: bytes | No
     if isinstance(number, int) and number in _ERROR_STATUSES:
         status = number  # an error event has no other
     message, kind = told["message"], told.get("type")
+    if fills_the_context(message, request):
+        message = "The prompt fills the model's whole context: there is no room for a token more."
+        told = {**told, "param": None}
     given = told.get("param") if isinstance(told.get("param"), str) else None
     found = code_and_param(status, message, given, path)
     code = number if isinstance(number, str) and number else found.code

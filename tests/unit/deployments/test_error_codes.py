@@ -156,6 +156,7 @@ def test_other_statuses_have_a_code_of_their_own(
         "Invalid grammar specification.",
         "Invalid structural tag specification.",
         "Choice '[]' cannot be an empty list",
+        "You can only use one kind of constraints for structured outputs ('json', 'regex' or",
         "The engine does not accept this request. (x rejected: its grammar cannot be followed: y)",
     ],
 )

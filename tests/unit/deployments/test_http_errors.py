@@ -128,6 +128,25 @@ def test_the_field_of_an_error_is_looked_for_in_the_request() -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b'{"messages": []}', "context_length_exceeded", "messages"),
+        (b'{"max_tokens": 5}', "context_length_exceeded", "messages"),
+        (b'{"max_tokens": 0}', "invalid_value", "max_tokens"),
+        (b'{"max_completion_tokens": 0}', "invalid_value", "max_tokens"),
+    ],
+)
+def test_a_limit_of_zero_that_nobody_asked_for_is_a_prompt_without_room(
+    body: bytes, code: str, param: str
+) -> None:
+    message = "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"
+    error = read_error(400, vllm_error(message=message, param="max_tokens"), CHAT, body)
+    assert error is not None
+    assert (error.code, error.param) == (code, param)
+    assert ("no room" in error.message) == (code == "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
     "content",
     [
         *(b"", b"{", b"null", b"[1]", b'"x"', b"{}", b"\xff", b"[" * 100_000),
