@@ -19,14 +19,16 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest.mock import patch
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import GracefulHTTPError
 from vllm.tasks import SupportedTask
+from vllm.utils import random_uuid
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -35,6 +37,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from deployments.engine.build import inspect_model_here
 from deployments.engine.hashing import block_hashes
 from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
+from deployments.engine.request_names import request_name
 from deployments.engine.settings import FrontEndSettings
 
 TASKS: tuple[SupportedTask, ...] = ("generate",)
@@ -153,11 +156,18 @@ class HeadwaterLLM(AsyncLLM):
         return [one for one in ended if one != request_id]
 
 
+def _base_request_id(raw_request: Request | None, default: str | None = None) -> str:
+    """In place of BaseServing._base_request_id (vllm/entrypoints/serve/engine/serving.py)."""
+    header = None if raw_request is None else raw_request.headers.get("X-Request-Id")
+    return request_name(header, default) or random_uuid()
+
+
 async def build_front_end(
     settings: FrontEndSettings, port: RequestPort
 ) -> tuple[FastAPI, HeadwaterLLM]:
     """VLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
     arguments = _arguments(settings)
+    BaseServing._base_request_id = staticmethod(_base_request_id)  # noqa: SLF001
     inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     llm = HeadwaterLLM(config, port)

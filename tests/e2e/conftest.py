@@ -25,6 +25,8 @@ import pytest
 
 from cluster.model_store import prepare_model
 from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CONTEXT
+from tests.e2e.parity.corpus import ASKS
+from tests.e2e.parity.replies import Reply, replies_to
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,10 +94,10 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(
     model_path: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """`headwater serve`; after `reference`, if a test wants it: never two heavy things at once."""
+    """`headwater serve`; after plain vLLM, if a test wants it: never two heavy things at once."""
     assert model_path.exists()
-    if any("reference" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("reference")
+    if "plain_answers" in fixtures_wanted(request):
+        request.getfixturevalue("plain_answers")
     with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as running:
         yield running
 
@@ -213,12 +215,42 @@ def ledger_faults(cluster: Cluster) -> list[str]:
 # ---- the reference ------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def reference(model_path: Path) -> dict[str, Any]:
-    """Answers of a plain vLLM server to the corpus, in float32, on one core, one thread."""
-    from tests.e2e.plain_vllm import answers_of_plain_vllm
+@dataclass(frozen=True)
+class PlainAnswers:
+    """What one plain vLLM server answered, by name; empty where no test of the session asks."""
 
-    return answers_of_plain_vllm(model_path, dtype="float32")
+    corpus: dict[str, Any]
+    parity: dict[str, Reply]
+
+
+def fixtures_wanted(request: pytest.FixtureRequest) -> set[str]:
+    """All fixtures that tests of this session use, directly or not."""
+    return {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+
+
+@pytest.fixture(scope="session")
+def plain_answers(model_path: Path, request: pytest.FixtureRequest) -> PlainAnswers:
+    """Of a plain vLLM server in float32, one thread, started once and gone before the cluster."""
+    from tests.e2e.plain_vllm import corpus_answers, plain_vllm
+
+    wanted = fixtures_wanted(request)
+    with plain_vllm(model_path, dtype="float32") as http:
+        return PlainAnswers(
+            corpus_answers(http) if "reference" in wanted else {},
+            replies_to(http, ASKS) if "parity_reference" in wanted else {},
+        )
+
+
+@pytest.fixture(scope="session")
+def reference(plain_answers: PlainAnswers) -> dict[str, Any]:
+    """Plain vLLM's answers to tests/e2e/corpus.py."""
+    return plain_answers.corpus
+
+
+@pytest.fixture(scope="session")
+def parity_reference(plain_answers: PlainAnswers) -> dict[str, Reply]:
+    """Plain vLLM's answers to tests/e2e/parity/."""
+    return plain_answers.parity
 
 
 class Together:

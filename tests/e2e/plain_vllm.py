@@ -47,6 +47,9 @@ def plain_vllm(model_path: Path, *, dtype: str) -> Iterator[httpx.Client]:
         *("--max-num-batched-tokens", str(CONTEXT), "--max-num-seqs", "16"),
         *("--kv-cache-memory-bytes", str(192 << 20), "--enforce-eager", "--max-logprobs", "20"),
         *("--structured-outputs-config", '{"backend": "xgrammar"}'),
+        # As Headwater's front end is configured (deployments/engine/front_end.py).
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        "--enable-prompt-tokens-details",
         "--disable-log-stats",
     ]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -70,7 +73,12 @@ def _healthy(process: subprocess.Popen[bytes], http: httpx.Client) -> bool:
 def answers_of_plain_vllm(model_path: Path, *, dtype: str) -> dict[str, Any]:
     """The plain server's answer to each case of the corpus, by name."""
     with plain_vllm(model_path, dtype=dtype) as http:
-        return {case.name: answer(http, case.path, case.body) for case in CASES}
+        return corpus_answers(http)
+
+
+def corpus_answers(http: httpx.Client) -> dict[str, Any]:
+    """A running server's answer to each case of the corpus, by name."""
+    return {case.name: answer(http, case.path, case.body) for case in CASES}
 
 
 def answer(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""Headwater answers as plain vLLM's own server does: several hundred requests to either, compared.
+
+Compared are status, headers that say what an answer is, the whole body (structure, types, text,
+token ids, reasons, usage; logprobs within a tolerance), and of streams the sequence of events
+(normal_form.py says what is given up of it). Differences that stay are listed in known.py.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.e2e.conftest import Cluster
+from tests.e2e.parity.comparison import Difference, differences
+from tests.e2e.parity.corpus import ASKS
+from tests.e2e.parity.known import KNOWN, Known, unexplained
+from tests.e2e.parity.normal_form import normal
+from tests.e2e.parity.replies import Reply, replies_to
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+Compared = dict[str, list[Difference]]
+NAMES = [ask.name for ask in ASKS]
+APIS = list(dict.fromkeys(name.partition(":")[0] for name in NAMES))
+
+
+@pytest.fixture(scope="module")
+def compared(cluster: Cluster, parity_reference: dict[str, Reply]) -> Compared:
+    """The differences of every request, after Headwater has answered them all."""
+    ours = replies_to(cluster.http, ASKS)
+    lost = {
+        f"{who}, {name}": reply.lost
+        for who, replies in (("plain", parity_reference), ("ours", ours))
+        for name, reply in replies.items()
+        if reply.lost
+    }
+    assert not lost
+    return {
+        name: list(differences(normal(parity_reference[name]), normal(ours[name])))
+        for name in NAMES
+    }
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_every_reply_equals_that_of_plain_vllm(compared: Compared, api: str) -> None:
+    of_api = {name: found for name, found in compared.items() if name.startswith(f"{api}:")}
+    assert of_api
+    wrong = {name: unexplained(name, found) for name, found in of_api.items()}
+    told = [f"{name}\n    {difference}" for name, found in wrong.items() for difference in found]
+    assert not told, "\n" + "\n".join(told)
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: f"{known.names or '*'} {known.paths}")
+def test_known_difference_still_occurs(compared: Compared, known: Known) -> None:
+    shown = {
+        name
+        for name, found in compared.items()
+        if any(known.covers(name, difference) for difference in found)
+    }
+    assert shown, known
+    assert set(known.names) <= shown, known
+
+
+def test_every_route_of_plain_vllm_is_asked(parity_reference: dict[str, Reply]) -> None:
+    interface = parity_reference["tokens: interface"].body
+    routes = {
+        (method.upper(), path) for path, methods in interface["paths"].items() for method in methods
+    }
+    assert len(routes) >= 20
+    asked = [(ask.method, ask.path.partition("?")[0]) for ask in ASKS]
+    unasked = {
+        (method, path)
+        for method, path in routes
+        if not any(
+            method == by and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", path), where)
+            for by, where in asked
+        )
+    }
+    assert not unasked
