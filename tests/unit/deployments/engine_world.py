@@ -81,6 +81,7 @@ class StubEngine:
             scheduled_requests=tokens,
             scheduled_pairs=0.0,
             pending_io=False,
+            refused=(),
         )
 
     def counts(self) -> SimpleNamespace:
