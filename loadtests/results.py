@@ -28,6 +28,9 @@ HEADER = "header"
 EXIT_MISSED = 3
 """A benchmark's exit code when it ran and a target was missed."""
 _GIB = 1 << 30
+# When the process began: a benchmark pins itself later, and is itself load.
+_CORES = len(os.sched_getaffinity(0))
+_LOAD = os.getloadavg()[0]
 _PREAMBLE = """\
 # Results of the benchmarks
 
@@ -108,12 +111,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where and when a benchmark ran. machine and versions: a line each."""
+    """Where and when a benchmark ran. machine and versions: a line each.
+
+    load: processes that wanted a core in the minute before it began; others' work spoils figures.
+    """
 
     date: str
     machine: tuple[str, ...]
     versions: tuple[str, ...]
     revision: str
+    load: float
 
     @classmethod
     def here(cls) -> Setting:
@@ -122,7 +129,7 @@ class Setting:
             date=dt.datetime.now(dt.UTC).date().isoformat(),
             machine=(
                 f"CPU: {_cpu_model()}, {platform.machine()}",
-                f"cores: {len(os.sched_getaffinity(0))} usable",
+                f"cores: {_CORES} usable",
                 f"memory: {psutil.virtual_memory().total / _GIB:.1f} GiB",
                 f"system: {_system()}, Linux {platform.release()}",
             ),
@@ -132,6 +139,7 @@ class Setting:
                 f"headwater {_our_version()}",
             ),
             revision=_revision(),
+            load=_LOAD,
         )
 
 
@@ -167,7 +175,10 @@ def write_header(path: Path, setting: Setting) -> None:
 def write(path: Path, section: Section, setting: Setting) -> None:
     """Rewrite one section of the file, and the header; both are added where they are missing."""
     write_header(path, setting)
-    where = f"Measured on {setting.date}, {setting.machine[0]}; revision {setting.revision}."
+    where = (
+        f"Measured on {setting.date}, {setting.machine[0]}; revision {setting.revision}; load "
+        f"average before it began {setting.load:.1f}."
+    )
     lines = [*_body(section), "", where]
     _replace(path, _with_block(path.read_text(encoding="utf-8"), section.name, lines))
 

@@ -14,8 +14,8 @@ from loadtests.results import (
     write,
 )
 
-SETTING = Setting("2030-01-02", ("CPU: one", "cores: 2 usable"), ("Python 3", "ray 2"), "abc")
-LATER = Setting("2030-02-03", ("CPU: other", "cores: 4 usable"), ("Python 4", "ray 3"), "def")
+SETTING = Setting("2030-01-02", ("CPU: one", "cores: 2 usable"), ("Python 3", "ray 2"), "abc", 0.5)
+LATER = Setting("2030-02-03", ("CPU: other", "cores: 4 usable"), ("Python 4", "ray 3"), "def", 0.25)
 
 
 def section(name: str, value: str, missed: tuple[str, ...] = ()) -> Section:
@@ -38,7 +38,13 @@ def test_a_new_file_says_where_and_when_and_what(path: Path) -> None:
     header, body = block(text, "header"), block(text, "slab")
     for said in ("CPU: one", "cores: 2 usable", "Python 3, ray 2", "2030-01-02"):
         assert said in header
-    for said in ("## About slab", "n = 3 rounds.", "| all of it |  17 |", "2030-01-02", "abc"):
+    for said in (
+        "## About slab",
+        "n = 3 rounds.",
+        "| all of it |  17 |",
+        "2030-01-02",
+        "began 0.5",
+    ):
         assert said in body
 
 
