@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from cluster.ask import get_json
 from cluster.config import Config
-from cluster.errors import StartError
+from cluster.errors import AnswerError, StartError
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ApplicationStatusOverview
 
 APP = "headwater"
 POLL_S = 0.25
 START_TIMEOUT_S = 600.0
+REPEAT_S = 15.0  # a step that takes longer is told again, so that it does not look dead
+WORDS_MAX = 400
+ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)?(Error|Exception|Timeout|Exit|Interrupt)\b.*:")
 AGENT_CLOSE_TIMEOUT_S = 5.0
 SERVE_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 
@@ -56,50 +63,73 @@ def _refuse_other_address(config: Config) -> None:
 
 
 def wait_ready(
-    endpoint: str, say: Callable[[str], None], *, app: str = APP, timeout_s: float = START_TIMEOUT_S
+    endpoint: str,
+    say: Callable[[str], None],
+    *,
+    logs: str | None = None,
+    app: str = APP,
+    timeout_s: float = START_TIMEOUT_S,
 ) -> None:
     """Wait until a prefill and a decode worker can take a request, telling what is awaited.
 
-    Raises StartError with the deployment's own message when it fails, or after ``timeout_s``.
+    Raises StartError with the deployment's own last words when it fails, or after ``timeout_s``.
     """
     from ray import serve
 
     began_s = time.monotonic()
-    told = ""
-    while time.monotonic() - began_s < timeout_s:
+    told, told_s = "", 0.0
+    while (waited_s := time.monotonic() - began_s) < timeout_s:
         status = serve.status().applications.get(app)
         if status is not None:
+            failure = failure_in(status)
+            if failure is not None:
+                raise StartError(f"the application did not start: {failure}{_see(logs)}")
             waiting = [
                 f"{name}: {deployment.status.value.lower()}"
                 for name, deployment in status.deployments.items()
                 if deployment.status.value != "HEALTHY"
             ]
-            failed = [
-                f"{name}: {deployment.message}"
-                for name, deployment in status.deployments.items()
-                if deployment.status.value in {"UNHEALTHY", "DEPLOY_FAILED"}
-            ]
-            if failed or status.status.value == "DEPLOY_FAILED":
-                detail = "; ".join(failed) or status.message
-                message = f"the application did not start: {detail}"
-                raise StartError(message)
             line = "Waiting for " + (", ".join(waiting) or "links between ingress and workers")
-            if line != told:
-                say(f"[{time.monotonic() - began_s:4.0f} s] {line}")
-                told = line
+            if line != told or waited_s - told_s >= REPEAT_S:
+                say(f"[{waited_s:4.0f} s] {line}")
+                told, told_s = line, waited_s
             if not waiting and is_ready(endpoint):
                 return
         time.sleep(POLL_S)
-    message = f"not ready after {timeout_s:.0f} s; last: {told}"
-    raise StartError(message)
+    raise StartError(f"not ready after {timeout_s:.0f} s; last: {told}{_see(logs)}")
+
+
+def failure_in(status: ApplicationStatusOverview) -> str | None:
+    """Which deployments failed, each with the last line of its error; None if none did."""
+    failed = [
+        f"{name}: {last_words(deployment.message)}"
+        for name, deployment in status.deployments.items()
+        if deployment.status.value in {"UNHEALTHY", "DEPLOY_FAILED"}
+    ]
+    if failed:
+        return "; ".join(failed)
+    return last_words(status.message) if status.status.value == "DEPLOY_FAILED" else None
+
+
+def last_words(message: str) -> str:
+    """The error in a message of Serve's, which holds the tracebacks of several processes."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
+    errors = [line for line in lines if ERROR_LINE.match(line)]
+    words = (errors or lines or ["Serve does not say why"])[-1].strip()
+    return words if len(words) <= WORDS_MAX else f"{words[:WORDS_MAX]}..."
+
+
+def _see(logs: str | None) -> str:
+    """The next step."""
+    where = f"; all of it is in {logs} (grep -r Traceback)" if logs else ""
+    return f"{where}; ./headwater doctor checks this machine"
 
 
 def is_ready(endpoint: str) -> bool:
     """Whether /ready answers 200."""
     try:
-        with urllib.request.urlopen(f"{endpoint}/ready", timeout=2) as answer:  # noqa: S310
-            return bool(answer.status == 200)  # noqa: PLR2004
-    except (urllib.error.URLError, OSError):
+        return bool(get_json(endpoint, "/ready", timeout_s=2)["ready"])
+    except (AnswerError, KeyError):
         return False
 
 

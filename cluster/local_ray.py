@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config import Config
-from cluster.errors import PrerequisiteError
+from cluster.errors import PrerequisiteError, StartError
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cluster", "deployments", "kvcache", "router")
 # Ray's sockets lie below its temp folder, and a Unix socket's path is 107 bytes at most.
 TEMP_DIR_BYTES_MAX = 40
 PROBE_TIMEOUT_S = 5.0
+WORDS_MAX = 400
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 ENVIRONMENT = {
@@ -66,27 +67,31 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
 
     from deployments.loopback import HOOK as LOOPBACK_HOOK
 
-    try:
-        if address is None:
-            context = ray.init(
-                **_local_arguments(config), runtime_env={"worker_process_setup_hook": LOOPBACK_HOOK}
-            )
-        else:
-            # The nodes need Headwater's dependencies; our own code goes along.
-            hook = {"worker_process_setup_hook": LOOPBACK_HOOK} if alone else {}
-            modules = [str(ROOT / package) for package in PACKAGES]
+    if address is None:
+        given = _local_arguments(config)
+        hook = {"worker_process_setup_hook": LOOPBACK_HOOK}
+        try:
+            context = ray.init(**given, runtime_env=hook)
+        except Exception as failed:
+            ray.shutdown()
+            raise StartError(_why_ray_failed(failed, str(given["_temp_dir"]))) from failed
+    else:
+        # The nodes need Headwater's dependencies; our own code goes along.
+        hook = {"worker_process_setup_hook": LOOPBACK_HOOK} if alone else {}
+        modules = [str(ROOT / package) for package in PACKAGES]
+        try:
             context = ray.init(
                 address=address,
                 namespace="headwater",
                 runtime_env={"py_modules": modules} | hook,
                 log_to_driver=False,
             )
-    except ConnectionError as refused:
-        message = (
-            f"the Ray cluster at {address} does not let us in ({refused}); if it asks for a token, "
-            "set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's"
-        )
-        raise PrerequisiteError(message) from refused
+        except ConnectionError as refused:
+            message = (
+                f"the Ray cluster at {address} does not let us in ({refused}); if it asks for a "
+                "token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to the cluster's"
+            )
+            raise PrerequisiteError(message) from refused
     try:
         info = context.address_info
         yield RayCluster(
@@ -99,18 +104,30 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
         ray.shutdown()
 
 
+def _why_ray_failed(failed: Exception, temp_dir: str) -> str:
+    """On one screen, with the next step; Ray's own words can be pages."""
+    words = " ".join(str(failed).split())[:WORDS_MAX]
+    return (
+        f"Ray did not start ({type(failed).__name__}: {words}); its logs are in "
+        f"{temp_dir}/session_latest/logs, and ./headwater doctor checks this machine"
+    )
+
+
 def _someone_listens(address: str) -> None:
     """Raises PrerequisiteError at once; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
+    what = "that is not HOST:PORT"
     try:
-        with socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S):
-            return
-    except (OSError, ValueError) as failed:
-        message = (
-            f"no Ray cluster answers at {address} ({failed}); give HOST:PORT of its head "
-            "(`ray start --head` prints it), or leave --address out to start one here"
-        )
-        raise PrerequisiteError(message) from failed
+        if host and port.isascii() and port.isdecimal():
+            with socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S):
+                return
+    except (OSError, OverflowError) as failed:
+        what = getattr(failed, "strerror", None) or str(failed)
+    message = (
+        f"no Ray cluster answers at {address} ({what}); give HOST:PORT of its head "
+        "(`ray start --head` prints it), or leave --address out to start one here"
+    )
+    raise PrerequisiteError(message)
 
 
 def _local_arguments(config: Config) -> dict[str, object]:

@@ -15,7 +15,6 @@ import os
 import platform
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from cluster.errors import ModelError, NotRunningError
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
 from cluster.model_store import WEIGHT_PATTERNS, PreparedModel, check_folder, ready_bundled
+from cluster.ports import listen_briefly
 
 # Distributions whose version decides whether our code fits, by build.
 PINNED: Mapping[str, tuple[str, ...]] = {
@@ -197,13 +197,7 @@ def memfd_problem(size_bytes: int) -> str | None:
 def port_problem(host: str, port: int) -> str | None:
     """Listen for a moment, as Serve will. Port 0 is always to be had on an address of ours."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-            probe.listen(1)
+        listen_briefly(host, port)
     except OSError as error:
         return error.strerror or str(error)
     return None

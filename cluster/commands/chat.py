@@ -133,7 +133,14 @@ def _where(arguments: argparse.Namespace) -> tuple[str, str]:
         return found.endpoint, found.model
     endpoint = arguments.endpoint.rstrip("/").removesuffix("/v1")
     try:
-        return endpoint, str(get_json(endpoint, "/v1/models")["data"][0]["id"])
+        models = get_json(endpoint, "/v1/models")
+    except AnswerError as failed:
+        raise AnswerError(
+            f"{failed}. Is it up? ./headwater serve starts one here, and chat without --endpoint "
+            "finds it"
+        ) from failed
+    try:
+        return endpoint, str(models["data"][0]["id"])
     except (LookupError, TypeError) as odd:
         raise AnswerError(f"{endpoint}/v1/models names no model") from odd
 

@@ -10,6 +10,7 @@ import urllib.parse
 from cluster import config_sources, running
 from cluster.ask import get_json
 from cluster.commands.status import fetch
+from cluster.errors import AnswerError
 
 SUMMARY = "tell what happened to a request (the id is in the header x-headwater-request)"
 
@@ -29,7 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write("No request yet.\n")
         return 0
     name = arguments.request or newest[0]
-    record = get_json(endpoint, f"/headwater/requests/{urllib.parse.quote(name, safe='')}")
+    try:
+        record = get_json(endpoint, f"/headwater/requests/{urllib.parse.quote(name, safe='')}")
+    except AnswerError as failed:
+        raise AnswerError(f"{failed} The newest request is {newest[0]}") from failed
     text = json.dumps(record["records"], indent=2) if arguments.json else record["story"]
     sys.stdout.write(text + "\n")
     return 0

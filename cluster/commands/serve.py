@@ -5,16 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
 from cluster.ask import ask
 from cluster.config import Config, check_kv_room
 from cluster.errors import NotRunningError, PrerequisiteError
+from cluster.ports import listen_briefly, problem_in
+
+if TYPE_CHECKING:
+    from cluster.local_ray import RayCluster
 
 SUMMARY = "start the cluster and answer until Ctrl-C"
 QUESTION = "What is the capital of France, and what is it known for?"
@@ -36,8 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
     began_s = time.monotonic()
     config = config_sources.load(arguments).config
     _refuse_second(config)
+    _refuse_bad_folders(config)
     if config.ray.address is None or config.http.port == 0:
         config = _with_port(config)
+    if config.ray.address is None:
+        _refuse_taken_dashboard(config)
     _listen_to_signals()
     from cluster import launch
     from cluster.local_ray import ray_cluster
@@ -54,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         serve_is_ours = not launch.serve_runs()
         _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
-            _serve(config, Path(model.path), secret, cluster.dashboard, began_s)
+            _serve(config, Path(model.path), secret, cluster, began_s)
             signal.pause()
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
@@ -69,11 +77,12 @@ def _serve(
     config: Config,
     model_path: Path,
     secret: Path,
-    dashboard: str | None,
+    cluster: RayCluster,
     began_s: float,
 ) -> None:
     from cluster import launch
 
+    dashboard, logs = cluster.dashboard, cluster.logs
     endpoint = f"http://{_reachable(config.http.host)}:{config.http.port}"
     me = running.Running(
         pid=os.getpid(),
@@ -85,7 +94,7 @@ def _serve(
     )
     running.write(config.state.dir, me)
     launch.deploy(config, model_path, secret)
-    launch.wait_ready(endpoint, say)
+    launch.wait_ready(endpoint, say, logs=logs)
     say(f"Ready after {time.monotonic() - began_s:.0f} s.\n")
     say(f"Q: {QUESTION}")
     sys.stdout.write("A: ")
@@ -133,21 +142,52 @@ def _refuse_second(config: Config) -> None:
     raise PrerequisiteError(message)
 
 
+def _refuse_bad_folders(config: Config) -> None:
+    """Raises PrerequisiteError: a worker would end without them, half a minute later."""
+    from deployments.agent_socket import folder_problem, socket_folder
+
+    folder = config.state.dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        message = f"cannot write to {folder} ({error.strerror}): give a folder with --state-dir"
+        raise PrerequisiteError(message) from error
+    problem = folder_problem(socket_folder()) if config.ray.address is None else None
+    if problem is not None:
+        message = (
+            f"{problem}, but it must be this user's alone (mode 700): remove it, or set TMPDIR to "
+            "a folder of yours"
+        )
+        raise PrerequisiteError(message)
+
+
 def _with_port(config: Config) -> Config:
     """Check that the HTTP port is free; 0 becomes a free one. Raises PrerequisiteError."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.http.host, config.http.port))
-        except OSError as taken:
-            message = (
-                f"cannot listen on {config.http.host}:{config.http.port} ({taken.strerror}); "
-                "choose another with --port, or --port 0 for any free one"
-            )
-            raise PrerequisiteError(message) from taken
-        port: int = probe.getsockname()[1]
-    return config.model_copy(update={"http": config.http.model_copy(update={"port": port})})
+    host, port = config.http.host, config.http.port
+    try:
+        found = listen_briefly(host, port)
+    except OSError as error:
+        message = problem_in(error, host, port, host_flag="--host", port_flag="--port")
+        raise PrerequisiteError(message) from error
+    return config.model_copy(update={"http": config.http.model_copy(update={"port": found})})
+
+
+def _refuse_taken_dashboard(config: Config) -> None:
+    """Ray itself would end in a traceback. Raises PrerequisiteError."""
+    host, port = config.ray.dashboard_host, config.ray.dashboard_port
+    try:
+        listen_briefly(host, port)
+    except OSError as error:
+        message = problem_in(
+            error, host, port, host_flag="--set ray.dashboard_host", port_flag="--dashboard-port"
+        )
+        raise PrerequisiteError(f"the dashboard {message}") from error
 
 
 def _reachable(host: str) -> str:
-    return "127.0.0.1" if host in {"0.0.0.0", "::"} else host  # noqa: S104
+    """The host as a URL on this machine has it."""
+    if host in {"0.0.0.0", "::"}:  # noqa: S104
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

@@ -25,6 +25,7 @@ SUMMARY = "show workers, requests and blocks of the running cluster"
 TIMEOUT_S = 10.0
 LIVE_TIMEOUT_S = 3.0  # a screen that stands for longer looks dead
 INTERVAL_MIN_S = 0.1
+KEYS = {"workers", "requests", "cache", "directory", "admission", "degraded"}  # what is drawn
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 
 
@@ -65,6 +66,11 @@ def look(state_dir: Path, *, scan: bool = False, timeout_s: float = TIMEOUT_S) -
     status = fetch(endpoint, "/headwater/status", timeout_s=timeout_s)
     if "workers" not in status:
         raise NotRunningError(f"{endpoint}/headwater/status has no workers; is it Headwater?")
+    if not status.keys() >= KEYS:
+        raise NotRunningError(
+            f"{endpoint} runs another version of Headwater than this command: restart it "
+            "(./headwater stop, then ./headwater serve)"
+        )
     path = f"/headwater/ledger?scan={str(scan).lower()}"
     nodes = fetch(endpoint, path, timeout_s=timeout_s)["nodes"]
     return Snapshot(endpoint, status, nodes)

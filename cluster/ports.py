@@ -1,0 +1,30 @@
+"""Whether an address can be listened on, as Serve and Ray will, and what to do where it cannot.
+
+Called by serve, before anything is started, and by the doctor.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+
+def listen_briefly(host: str, port: int) -> int:
+    """Listen for a moment; returns the port, which is a free one for port 0. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+        probe.listen(1)
+        found: int = probe.getsockname()[1]
+        return found
+
+
+def problem_in(error: OSError, host: str, port: int, *, host_flag: str, port_flag: str) -> str:
+    """What is wrong, and which flag mends it."""
+    what = f"cannot listen on {host}:{port} ({error.strerror or error})"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"{what}: give an address of this machine with {host_flag}"
+    return f"{what}: choose another with {port_flag}, or {port_flag} 0 for any free one"
