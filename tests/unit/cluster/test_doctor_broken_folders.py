@@ -1,4 +1,4 @@
-"""`headwater doctor` where a folder or the model is really broken, as test_doctor_broken_machine."""
+"""`headwater doctor` where a folder or the model is really broken, for the child process alone."""
 
 from __future__ import annotations
 
