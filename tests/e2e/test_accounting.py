@@ -42,7 +42,10 @@ def in_the_exporter(cluster: Cluster) -> None:
     told = {name: count for name, count in outcomes(cluster).items() if count}
 
     def same() -> bool:
-        found = exported(cluster, "headwater_requests_total", "outcome")
+        try:
+            found = exported(cluster, "headwater_requests_total", "outcome")
+        except (OSError, StopIteration):  # Ray is writing its list of targets anew
+            return False
         return {name: count for name, count in found.items() if count} == told
 
     wait_until(same, timeout_s=60, what=f"exporter to say {told}")
@@ -92,7 +95,7 @@ def test_finished_aborted_and_refused_requests_add_up_and_so_do_their_tokens(
     latest = cluster.http.get("/headwater/requests", params={"count": 10}).json()["requests"]
     records = [cluster.record(trace) for trace in {*traces, *latest}]
     assert len(records) == 20
-    assert all(record["ended_s"] is not None for record in records)
+    assert all(record["duration_s"] is not None for record in records)
     # Tokens: what the engines made is what the records say, and a few late ones of each abort.
     known = sum(record["output_tokens"] for record in records)
     assert known <= generated(cluster) - tokens <= known + 10 * LATE_TOKENS_MAX
