@@ -80,28 +80,29 @@ def test_a_popular_prefix_makes_no_hot_worker_and_reported_load_is_what_clients_
             )
             with lock:
                 open_now[0] -= 1
-                shares[decode_worker(two, trace)] += 1
+            worker = decode_worker(two, trace)
+            with lock:
+                shares[worker] += 1
 
-    def observer(clients: Together) -> None:
-        while any(thread.is_alive() for thread in clients._threads):
-            low = open_now[0]
-            status = two.status()
-            high = open_now[0]
-            reported = sum(status["requests"]["in_flight"].values())
-            low, high = min(low, high), max(low, high)
-            off_by.append(max(0, low - reported, reported - high))
-            decodes = [w for w in status["workers"] if w["role"] == "decode"]
-            waiting = sorted(w["waiting"] for w in decodes)
-            queues.append((time.monotonic(), waiting[1] > 2 * max(1, waiting[0])))
+    def sample() -> bool:
+        """Compare the cluster's word with ours; True once all clients have ended."""
+        first = open_now[0]
+        status = two.status()
+        low, high = sorted((first, open_now[0]))
+        reported = sum(status["requests"]["in_flight"].values())
+        off_by.append(max(0, low - reported, reported - high))
+        waiting = sorted(w["waiting"] for w in status["workers"] if w["role"] == "decode")
+        queues.append((time.monotonic(), waiting[1] > 2 * max(1, waiting[0])))
+        return sum(shares.values()) == REQUESTS
 
     clients = Together([client] * CONCURRENCY)
-    observer(clients)
+    wait_until(sample, timeout_s=240, what="all answers")
     clients.results()
     assert sum(shares.values()) == REQUESTS
     assert len(shares) == 2
     assert max(shares.values()) <= 2 * min(shares.values()), shares
-    # A client thread may be between its answer and its own books.
-    assert sorted(off_by)[int(0.95 * len(off_by))] <= 1, off_by
+    # Where several end in one step, an answer may be on its way to its client in a sample or two.
+    assert sorted(off_by)[int(0.9 * len(off_by))] <= 1, off_by
     assert longest_s(queues) <= 10
 
 
@@ -124,8 +125,8 @@ def test_a_fragment_from_the_middle_of_a_prompt_is_no_match_and_a_match_is_what_
     two: Cluster,
 ) -> None:
     y = prompt(Y_TOKENS, 9100)
-    _, trace = complete(two, [*y, 5], max_tokens=1)
-    holder_of_y = decided(two, trace)["decode"]
+    _, trace = complete(two, [*y, 5], max_tokens=2, ignore_eos=True)
+    holder_of_y = decode_worker(two, trace)
     # Equal workers are taken in turn, so one of these soon lies where Y does not.
     for seed in range(9101, 9110):
         x = prompt(X_TOKENS, seed)
