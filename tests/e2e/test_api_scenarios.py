@@ -17,7 +17,6 @@ from tests.e2e.corpus import CONTEXT, prompt
 from tests.e2e.quiet import steps
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-LOST = "\ufffd"
 LONG = 811  # a prompt that the prefill worker computes and the decode worker goes on with
 
 
@@ -83,31 +82,31 @@ def test_two_streams_of_one_id_both_have_their_own_text(
 # ---- stop strings ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [60, LONG])
+@pytest.mark.parametrize("sentences", [2, 70])
 def test_no_piece_of_a_stop_string_over_four_tokens_reaches_the_client(
-    cluster: Cluster, length: int
+    cluster: Cluster, sentences: int
 ) -> None:
-    ids = prompt(length, 7100 + length)
-    body, _ = complete(cluster, ids, max_tokens=24, ignore_eos=True, logprobs=0)
+    told = "The keeper of the lighthouse wrote into his diary what he saw. " * sentences
+    params: dict[str, Any] = {"prompt": told, "max_tokens": 24, "ignore_eos": True}
+    body, trace = complete(cluster, [], **params, logprobs=0)
     (choice,) = body["choices"]
     tokens = choice["logprobs"]["tokens"]
     assert "".join(tokens) == choice["text"]
     # It begins inside one token and ends inside the third after it.
-    whole = [len(token) > 1 and LOST not in token for token in tokens]
-    first = next(i for i in range(4, 18) if all(whole[i : i + 4]))
+    first = next(i for i in range(4, 21) if len(tokens[i]) > 1 and len(tokens[i + 3]) > 1)
     begin = len("".join(tokens[:first])) + 1
     end = len("".join(tokens[: first + 3])) + 1
     stop = choice["text"][begin:end]
     expected = choice["text"][: choice["text"].index(stop)]
-    cut, trace = complete(cluster, ids, max_tokens=24, ignore_eos=True, stop=[stop])
+    cut, _ = complete(cluster, [], **params, stop=[stop])
     assert cut["choices"][0]["text"] == expected
     assert cut["choices"][0]["finish_reason"] == "stop"
     assert cut["choices"][0]["stop_reason"] == stop
-    got = stream(cluster, body_of(ids, max_tokens=24, ignore_eos=True, stop=[stop]))
+    got = stream(cluster, body_of([], **params, stop=[stop]))
     assert got.text == expected
     assert got.finish_reason == "stop"
     assert got.done
-    assert cluster.record(trace)["outcome"] == "finished"
+    assert (roles(cluster, trace) == ["prefill", "decode"]) == (sentences > 2)
 
 
 # ---- usage ----------------------------------------------------------------------------------
@@ -149,7 +148,12 @@ def test_prompts_beyond_the_context_are_told_by_one_code_and_allocate_nothing(
     streams: bool,  # noqa: FBT001
 ) -> None:
     before, books = steps(cluster), cluster.ledger()[0]["books"]
-    for length, more in ((CONTEXT, {}), (CONTEXT + 252, {}), (CONTEXT - 48, {"max_tokens": 125})):
+    for length, more in (
+        (CONTEXT, {}),
+        (CONTEXT, {"max_tokens": 2}),
+        (CONTEXT + 252, {}),
+        (CONTEXT - 48, {"max_tokens": CONTEXT + 1}),
+    ):
         body = {"model": MODEL, "prompt": prompt(length, 7200), "stream": streams, **more}
         reply = cluster.http.post("/v1/completions", json=body)
         assert reply.status_code == 400, (length, reply.text)
@@ -174,6 +178,16 @@ def test_the_longest_prompt_gives_the_one_token_that_there_is_room_for(cluster: 
         assert (usage["prompt_tokens"], usage["completion_tokens"]) == (CONTEXT - 1, 1)
     assert first.json()["choices"][0]["token_ids"] == got.token_ids
     assert got.finish_reason == first.json()["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_limit_beyond_the_context_ends_where_the_context_does(cluster: Cluster) -> None:
+    # As vLLM has it: max_tokens is a limit, not a reservation.
+    ids = prompt(CONTEXT - 48, 7202)
+    body, _ = complete(cluster, ids, max_tokens=125, ignore_eos=True)
+    got = stream(cluster, body_of(ids, max_tokens=125, ignore_eos=True))
+    assert len(body["choices"][0]["token_ids"]) == 48
+    assert got.token_ids == body["choices"][0]["token_ids"]
+    assert got.finish_reason == body["choices"][0]["finish_reason"] == "length"
 
 
 # ---- empty prompts --------------------------------------------------------------------------

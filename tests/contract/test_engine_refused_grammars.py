@@ -1,0 +1,64 @@
+"""A grammar that compiles and that nothing can follow: one request is refused, the others go on.
+
+Relied upon in vLLM 0.32: Scheduler.grammar_compile_error_reqs, which update_from_output ends, and
+StructuredOutputRequest.grammar, which holds the exception. xgrammar 0.2 compiles left recursion and
+refuses it where the matcher is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract.engine_harness import STEPS_MAX, Harness, running_engine
+
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with running_engine() as harness:
+        yield harness
+
+
+def test_the_request_is_refused_with_the_reason_and_its_neighbour_finishes(
+    harness: Harness,
+) -> None:
+    prompt = harness.chat("Count the rivers.")
+    expected = harness.answer(prompt, harness.params(max_tokens=20)).tokens
+    neighbour = harness.add(prompt, harness.params(max_tokens=20))
+    endless = harness.add(prompt, harness.params(max_tokens=20, json_schema={"$ref": "#"}))
+    refused: list[Any] = []
+    tokens: list[int] = []
+    for _ in range(STEPS_MAX):
+        if not harness.engine.has_work():
+            break
+        result = harness.engine.step()
+        refused += result.refused
+        assert endless not in [output.request_id for output in result.outputs]
+        for output in result.outputs:
+            tokens += output.new_token_ids
+        if result.pending_io:
+            time.sleep(0.001)  # gives the grammar's thread the core
+    (refusal,) = refused
+    assert refusal.request_id == endless
+    assert "its grammar cannot be followed" in refusal.reason
+    assert len(refusal.reason) > len("its grammar cannot be followed: ")
+    assert neighbour != endless
+    assert tokens == expected
+    counts = harness.engine.counts()
+    assert (counts.running, counts.waiting) == (0, 0)
+    assert counts.free_blocks == counts.total_blocks
+
+
+def test_a_grammar_that_can_be_followed_is_not_refused(harness: Harness) -> None:
+    params = harness.params(max_tokens=8, json_schema={"enum": ["a", "b"]})
+    answer = harness.answer(harness.chat("Choose."), params)
+    assert harness.tokenizer.decode(answer.tokens).startswith(('"a"', '"b"'))
