@@ -22,6 +22,8 @@ class Known:
     Attributes:
         paths: of the differences, as a regular expression for the whole path.
         names: the requests, each of which must show it; EVERYWHERE: at least one request must.
+        about: only requests whose whole name is like this regular expression.
+        plain: what the plain server's side must be, one of these; empty: anything.
         statuses: of the plain server and ours, where the status is what differs.
 
     """
@@ -30,10 +32,14 @@ class Known:
     paths: str
     names: tuple[str, ...] = EVERYWHERE
     statuses: tuple[int, int] | None = None
+    about: str = ".*"
+    plain: tuple[str | None, ...] = ()
 
     def covers(self, name: str, difference: Difference) -> bool:
         """Whether this is such a difference."""
-        if self.names and name not in self.names:
+        if (self.names and name not in self.names) or not re.fullmatch(self.about, name):
+            return False
+        if self.plain and difference.plain not in self.plain:
             return False
         if difference.path == "status":
             return (difference.plain, difference.ours) == self.statuses
@@ -71,7 +77,44 @@ OUR_ROUTES = (
 REMOVED_ROUTES = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
 
+# What the edge makes of errors (deployments/http_errors.py); what they say is compared.
+OF_ERRORS = (
+    Known(
+        "below /v1/messages every error has Anthropic's shape and types; vLLM gives OpenAI's to a "
+        "body that does not validate, and its own types to others",
+        r"body\.(shape|type)",
+        about="messages: .*|http: .*/v1/messages.*",
+    ),
+    Known(
+        "errors of the web framework have OpenAI's shape too, with a type",
+        r"body\.(shape|type)",
+        plain=("FastAPI", None),
+    ),
+    Known(
+        "what fails before the first event of a stream is an HTTP error, which clients raise",
+        r"headers\.content-type|refused in a stream that ends with",
+        (
+            "completions: refused in a stream, streamed",
+            "grammars: regex that does not parse, stream, streamed",
+            "grammars: regex with a look-ahead, stream, streamed",
+        ),
+        (200, 400),
+    ),
+    Known(
+        "vLLM fails on the type of a field that it takes for granted; the client is at fault",
+        r"body\.(message|type)",
+        ("grammars: structured outputs of wrong type",),
+        (500, 400),
+    ),
+    Known(
+        "vLLM's words are about its tokenizer's types or a max_tokens that the client did not set",
+        r"body\.message",
+        ("completions: lone surrogate", "completions: prompt as long as the context"),
+    ),
+)
+
 KNOWN = (
+    *OF_ERRORS,
     Known(
         "it is a hash of one engine's configuration; a cluster's engines are configured otherwise",
         r"(.*\.)?system_fingerprint",
@@ -127,7 +170,7 @@ NOT_COMPARED = (
     NotCompared(
         "errors carry the string codes of OpenAI's API, and name the field where it is known; "
         "vLLM repeats the status as a number",
-        r"(body|stream\.(after|events)\[\d+\])\.error\.(code|param)",
+        r"body\.(code|param)|stream\.after\[\d+\]\.error\.(code|param)",
     ),
     NotCompared(
         "whether a sibling finds the blocks of the other depends on the step in which either "

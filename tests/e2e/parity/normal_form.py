@@ -7,7 +7,10 @@ else stays.
 Where a stream was cut: vLLM sends what is there when its consumer looks, so that a chunk carries
 one token or several. Neighbouring deltas of one kind are therefore joined; a delta that ends a
 choice may be joined to the one before it. With several choices, the order between choices is
-chance too: chunks are held by choice. Nothing else of the sequence is given up. Pure.
+chance too: chunks are held by choice. Nothing else of the sequence is given up.
+
+An error is taken out of its envelope, whose shape is compared by name: so that what it says can be
+compared although the shapes are not the same. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 
 from tests.e2e.parity.replies import Event, Reply
@@ -48,11 +52,32 @@ def normal(reply: Reply) -> dict[str, Any]:
     if reply.lost:
         form["lost"] = reply.lost
     elif reply.events is None:
-        form["body"] = names.without_chance(reply.body)
+        body = names.without_chance(reply.body)
+        form["body"] = _said(body) if reply.status >= HTTPStatus.BAD_REQUEST else body
     else:
         events = [Event(e.name, names.without_chance(e.data)) for e in reply.events]
-        form["stream"] = _stream(events)
+        if events and isinstance(events[0].data, dict) and "error" in events[0].data:
+            form["body"] = _said(events[0].data)
+            form["refused in a stream that ends with"] = [event.data for event in events[1:]]
+        else:
+            form["stream"] = _stream(events)
     return form
+
+
+def _said(body: Any) -> Any:
+    """An error without its envelope; what is none of the known shapes stays as it is."""
+    if not isinstance(body, dict):
+        return body
+    error, nothing = body.get("error"), {"type": None, "param": None, "code": None}
+    if body.keys() == {"detail"}:
+        return {"shape": "FastAPI", **nothing, "message": body["detail"]}
+    if not isinstance(error, dict):
+        return body
+    if body.keys() == {"error"} and error.keys() == {"message", *nothing}:
+        return {"shape": "OpenAI", **error}
+    if body.keys() == {"type", "error"} and error.keys() - {"details"} == {"message", "type"}:
+        return {"shape": "Anthropic", **nothing, **_without(error, ("details",))}
+    return body
 
 
 class _Names:

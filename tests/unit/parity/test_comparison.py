@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.parity.comparison import ABSENT, Difference, differences
 from tests.e2e.parity.known import KNOWN, NOT_COMPARED, Known, NotCompared, unexplained
 from tests.e2e.parity.normal_form import normal
-from tests.e2e.parity.replies import Reply
+from tests.e2e.parity.replies import Event, Reply
 
 BODY = {
     "id": "cmpl-0123456789abcdef",
@@ -115,10 +115,10 @@ def test_a_difference_is_known_only_for_its_requests_paths_and_statuses() -> Non
 
 
 def test_what_is_not_compared_must_be_there_on_both_sides() -> None:
-    entry = NotCompared("r", r"body\.error\.code")
-    assert entry.covers("a", Difference("body.error.code", 400, "invalid_value"))
-    assert not entry.covers("a", Difference("body.error.code", 400, ABSENT))
-    assert not entry.covers("a", Difference("body.error.message", "x", "y"))
+    entry = NotCompared("r", r"body\.code")
+    assert entry.covers("a", Difference("body.code", 400, "invalid_value"))
+    assert not entry.covers("a", Difference("body.code", 400, ABSENT))
+    assert not entry.covers("a", Difference("body.message", "x", "y"))
 
 
 def test_nothing_but_codes_and_params_of_errors_goes_unseen_everywhere() -> None:
@@ -128,6 +128,43 @@ def test_nothing_but_codes_and_params_of_errors_goes_unseen_everywhere() -> None
         ours = Reply(400, {}, {"error": {**error, name: "other"}})
         left = unexplained("completions: any", found(ours, plain))
         assert bool(left) == (name not in {"code", "param"}), name
+
+
+@pytest.mark.parametrize(
+    ("plain", "ours", "paths"),
+    [
+        (
+            {"detail": "Not Found"},
+            {"error": {"message": "Not Found", "type": "t", "param": None, "code": None}},
+            ["body.shape", "body.type"],
+        ),
+        (
+            {"error": {"message": "m", "type": "t", "param": None, "code": None}},
+            {"type": "error", "error": {"message": "m", "type": "t", "details": {"x": 1}}},
+            ["body.shape"],
+        ),
+        ({"detail": "Not Found"}, {"detail": "Gone"}, ["body.message"]),
+        ({"detail": "m"}, {"detail": "m", "more": 1}, None),
+        ({"detail": "m"}, "m", None),
+        ({"detail": "m"}, {"error": "m"}, None),
+    ],
+)
+def test_what_an_error_says_is_compared_whatever_its_envelope(
+    plain: Any, ours: Any, paths: list[str] | None
+) -> None:
+    left = [difference.path for difference in found(Reply(404, {}, ours), Reply(404, {}, plain))]
+    assert left == paths if paths is not None else left
+
+
+def test_a_stream_that_is_refused_at_once_says_what_the_error_says() -> None:
+    error = {"error": {"message": "m", "type": "t", "param": None, "code": 400}}
+    plain = Reply(200, {}, events=(Event(None, error), Event(None, "[DONE]")))
+    assert [d.path for d in found(Reply(400, {}, error), plain)] == [
+        "refused in a stream that ends with",
+        "status",
+    ]
+    other = {"error": {**error["error"], "message": "n"}}
+    assert "body.message" in [d.path for d in found(Reply(400, {}, other), plain)]
 
 
 def test_every_entry_has_a_reason() -> None:

@@ -194,11 +194,12 @@ def test_drawn_ids_and_times_are_replaced_and_references_kept() -> None:
 
 def test_only_the_clock_in_a_message_is_replaced() -> None:
     def error(message: str) -> Reply:
-        return Reply(400, {}, {"error": {"message": message}})
+        rest = {"type": "t", "param": None, "code": 400}
+        return Reply(400, {}, {"error": {"message": message, **rest}})
 
     plain = error("[20:21:09] <path>:83: unclosed")
     assert paths(plain, error("[20:22:32] <path>:83: unclosed")) == []
-    assert paths(plain, error("[20:22:32] <path>:84: unclosed")) == ["body.error.message"]
+    assert paths(plain, error("[20:22:32] <path>:84: unclosed")) == ["body.message"]
 
 
 # ---- what is read off the wire ------------------------------------------------------------------
