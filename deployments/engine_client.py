@@ -138,9 +138,9 @@ class EngineClient:
 
     def _carry_out(self, effects: list[Effect]) -> None:
         emitted: list[EngineCoreOutput] = []
-        # Failures last: they abort siblings, whose submission must not come after that.
-        for effect in sorted(effects, key=lambda effect: isinstance(effect, Fail)):
-            if isinstance(effect, Emit):
+        failures: list[Fail] = []
+        for effect in effects:
+            if isinstance(effect, Emit):  # first: one a token
                 output: Any = effect.output
                 emitted.append(as_client_output(output, effect.request_id, finish=effect.finish))
             elif isinstance(effect, SubmitAttempt):
@@ -150,9 +150,12 @@ class EngineClient:
             elif isinstance(effect, EndHandoff):
                 self.links.send(effect.worker, frames.EndHandoffs([effect.handoff]))
             elif isinstance(effect, Fail):
-                assert self._llm is not None
-                siblings = self._llm.fail(effect.request_id, effect.status, effect.message)
-                self.abort(siblings, cancelled=True)
+                failures.append(effect)
+        # Last: they abort siblings, whose submission must not come after that.
+        for failure in failures:
+            assert self._llm is not None
+            siblings = self._llm.fail(failure.request_id, failure.status, failure.message)
+            self.abort(siblings, cancelled=True)
         if emitted:
             self._outputs.put_nowait(emitted)
 

@@ -172,36 +172,37 @@ class RequestFlow:
             if request is None:
                 self.late_outputs_total += 1  # an attempt that was given up: drop (D9)
                 continue
-            assert request.attempt is not None
-            assert request.attempt.worker == worker
-            request.attempt.kv = reports.get(output.request_id, request.attempt.kv)
-            effects += self._output(request, output, now_s)
+            attempt = request.attempt
+            assert attempt is not None
+            assert attempt.worker == worker
+            if reports:
+                attempt.kv = reports.get(output.request_id, attempt.kv)
+            if output.new_token_ids:
+                self._count_tokens(request, attempt, output.new_token_ids, now_s)
+            if output.finish_reason is None:
+                effects.append(Emit(request.intake.request_id, output, finish=False))
+            else:
+                effects += self._attempt_done(request, output, now_s)
         return effects
 
-    def _output(self, request: _Request, output: StepOutput, now_s: float) -> list[Effect]:
-        attempt = request.attempt
-        assert attempt is not None
-        new = output.new_token_ids
+    def _count_tokens(
+        self, request: _Request, attempt: AttemptRecord, new: list[int], now_s: float
+    ) -> None:
+        """Each token comes through here: what only an attempt's first one changes is apart."""
         request.tokens += new
         request.record.output_tokens = len(request.tokens)
         attempt.tokens += len(new)
-        if new:
+        if attempt.first_output_s is None:
+            attempt.first_output_s = now_s
+            self._router.first_token(attempt.attempt)
             request.parked_until_s = None
-            if attempt.first_output_s is None:
-                attempt.first_output_s = now_s
-                self._router.first_token(attempt.attempt)
             if request.record.first_token_s is None:
                 request.record.first_token_s = now_s
             if attempt.role is Role.DECODE:
                 request.stage = Stage.DECODE
                 request.handoff = None  # the decode worker's own lease has taken its place
-        if output.finish_reason is None:
-            return [Emit(request.intake.request_id, output, finish=False)]
-        return self._attempt_finished(request, output, now_s)
 
-    def _attempt_finished(
-        self, request: _Request, output: StepOutput, now_s: float
-    ) -> list[Effect]:
+    def _attempt_done(self, request: _Request, output: StepOutput, now_s: float) -> list[Effect]:
         """Prefill's own 'length' is ours, not the client's; every other finish is final."""
         attempt = request.attempt
         assert attempt is not None
@@ -211,16 +212,13 @@ class RequestFlow:
             and tokens_left(request.intake, request.tokens) > 0
         )
         self._end_attempt(request, "handed over" if goes_on else "finished", now_s)
-        if not goes_on:
-            outcome, detail = Outcome.FINISHED, ""
-            if output.finish_reason in {Finish.ABORT, Finish.ERROR}:
-                outcome, detail = Outcome.FAILED, f"the engine of {attempt.worker} gave it up"
-            effects = self._finish(request, outcome, detail, now_s)
-            return [*effects, Emit(request.intake.request_id, output, finish=True)]
-        return [
-            Emit(request.intake.request_id, output, finish=False),
-            *self._hand_over(request, now_s),
-        ]
+        emit = Emit(request.intake.request_id, output, finish=not goes_on)
+        if goes_on:
+            return [emit, *self._hand_over(request, now_s)]
+        outcome, detail = Outcome.FINISHED, ""
+        if output.finish_reason in {Finish.ABORT, Finish.ERROR}:
+            outcome, detail = Outcome.FAILED, f"the engine of {attempt.worker} gave it up"
+        return [*self._finish(request, outcome, detail, now_s), emit]
 
     # ---- 4. hand over to the decode worker --------------------------------------------------
 

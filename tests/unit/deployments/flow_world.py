@@ -319,7 +319,7 @@ class World:
             record = self.record(request_id)
             assert (record.outcome is None) == in_flight
             taken = [a for a in record.attempts if not a.outcome.startswith("rejected")]
-            assert len(taken) <= self.limits.attempts_max, "a refusal costs nothing"
+            assert len(taken) <= self.limits.attempts_max, "a full worker's refusal costs nothing"
             is_poison = client.deaths >= self.limits.worker_deaths_max
             assert is_poison == (client.ends == ["poison_request"])
         ended = sum(bool(client.ends) for client in self.clients.values())

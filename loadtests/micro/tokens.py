@@ -1,0 +1,248 @@
+"""Token path with an engine that only counts: python -m loadtests.micro.tokens.
+
+Called by: people, and by whoever claims a figure. Must not: need a GPU, a network or a real engine.
+
+At 1, 16, 64 and 256 streams, one token a stream a step:
+link: engine loop, LinkServer, TCP, WorkerLink, decoding; as many steps on their way as fit.
+http: completions streamed to HTTP clients, each server in its turn. The engine makes the next step
+once every token of the last has arrived, so that a token is an event, and none are merged.
+paced: the same with a step at each multiple of a fixed time: what the way adds to ITL.
+A server has one core for all its processes; the clients, and Ray's own processes, have another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtests.micro.counting import MODEL, prompt_of, text_of
+from loadtests.micro.tokens_report import Row, Table, rewrite
+from loadtests.micro.tokens_servers import Bench, Target, bench, send
+
+STREAMS = (1, 16, 64, 256)
+LINK_TARGETS = {1: 50_000, 64: 500_000}
+RATIO_TARGET = 0.9
+# Tokens of a stream, for about a second a run.
+LINK_TOKENS = {1: 60_000, 16: 40_000, 64: 16_000, 256: 5_000}
+HTTP_TOKENS = {1: 2_000, 16: 300, 64: 120, 256: 40}
+PACE_MS = {1: 20, 16: 20, 64: 20, 256: 100}
+PACED_MS = 2_500
+WARM_TOKENS = 50
+PARTS = ("link", "http", "serve")
+TARGETS = {
+    "vllm": "vLLM's own server: API server and EngineCore",
+    "ingress": "our ingress on uvicorn, set as Serve's direct ingress sets it; no Ray",
+    "direct": "the Serve application, straight to its ingress replica",
+    "proxy": "the Serve application, through Serve's proxy",
+}
+
+
+@dataclass(slots=True)
+class Runs:
+    """All answers of one target at one number of streams."""
+
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def median(self, name: str) -> float:
+        """Of one figure over the runs."""
+        return statistics.median(float(one[name]) for one in self.seen)
+
+    def pooled(self, name: str, quantile: float) -> float:
+        """Of samples, over all runs."""
+        samples = sorted(sample for one in self.seen for sample in one[name])
+        return float(samples[int(len(samples) * quantile)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 1 if a target was missed."""
+    parser = argparse.ArgumentParser(description="token path with an engine that only counts")
+    parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=list(STREAMS))
+    parser.add_argument("--runs", type=int, default=3, help="of each, interleaved; n")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--model-folder", help="a prepared SmolLM2; the bundled one by default")
+    parser.add_argument("--results", type=Path, help="rewrite this file's section 'tokens'")
+    options = parser.parse_args(arguments)
+    tables: list[Table] = []
+    with bench(options.model_folder or _bundled()) as servers:
+        if "link" in options.parts:
+            tables.append(_link(servers, options.streams, options.runs))
+            _show(tables[-1])
+        if {"http", "serve"} & {*options.parts}:
+            for table in _http(servers, options.streams, options.runs, options.parts):
+                tables.append(table)
+                _show(table)
+        where = f"servers on core {servers.cores.server}, clients on core {servers.cores.client}"
+    _say(where)
+    if options.results is not None:
+        rewrite(options.results, "tokens", "\n\n".join([*(t.markdown() for t in tables), where]))
+    return 1 if any(table.missed for table in tables) else 0
+
+
+def _bundled() -> str:
+    from cluster.config import BUNDLED_MODEL, default_cache_dir
+    from cluster.model_store import prepare_model
+
+    return str(prepare_model(BUNDLED_MODEL, None, default_cache_dir(), _say).path)
+
+
+# ---- the link alone -----------------------------------------------------------------------------
+
+
+def _link(servers: Bench, streams: Sequence[int], runs: int) -> Table:
+    port, fifo = servers.worker("link")
+    reader = servers.start(servers.cores.client, "reader", "loadtests.micro.tokens_link")
+    common = {"port": port, "secret_file": str(servers.secret_file), "fifo": fifo}
+    figures = {count: Runs() for count in streams}
+    _ask(servers, reader, "reader", {**common, "streams": 1, "tokens": WARM_TOKENS})
+    for _ in range(runs):
+        for count in streams:
+            command = {**common, "streams": count, "tokens": LINK_TOKENS[count]}
+            figures[count].seen.append(_ask(servers, reader, "reader", command))
+    table = Table(
+        f"Link alone, n = {runs}, medians",
+        ("streams", "tokens/s", "tokens a frame", "reader's core", "target"),
+    )
+    for count, found in figures.items():
+        rate, target = found.median("tokens_per_s"), LINK_TARGETS.get(count)
+        table.rows.append(
+            Row(
+                (
+                    str(count),
+                    f"{rate:,.0f}",
+                    f"{found.median('tokens_per_frame'):.1f}",
+                    f"{found.median('cpu_share'):.0%}",
+                ),
+                None if target is None else (f"≥ {target:,}", rate >= target),
+            )
+        )
+    return table
+
+
+# ---- the whole way to HTTP clients --------------------------------------------------------------
+
+
+def _http(
+    servers: Bench, streams: Sequence[int], runs: int, parts: Sequence[str]
+) -> tuple[Table, Table]:
+    targets = [servers.vllm()]
+    if "http" in parts:
+        targets.append(servers.ingress())
+    if "serve" in parts:
+        targets += servers.serve()
+    clients = servers.start(servers.cores.client, "clients", "loadtests.micro.tokens_client")
+    free = {(t.name, count): Runs() for count in streams for t in targets}
+    paced = {(t.name, count): Runs() for count in streams for t in targets}
+    for target in targets:
+        _run(servers, clients, target, streams[0], WARM_TOKENS)
+    for _ in range(runs):
+        for count in streams:
+            for target in targets:
+                seen = _run(servers, clients, target, count, HTTP_TOKENS[count])
+                free[target.name, count].seen.append(seen)
+    for count in streams:
+        for target in targets:
+            pace_ms = PACE_MS[count]
+            seen = _run(servers, clients, target, count, PACED_MS // pace_ms, pace_ms)
+            paced[target.name, count].seen.append(seen)
+    return _rates(targets, streams, free, runs), _added(targets, streams, paced)
+
+
+def _run(
+    servers: Bench,
+    clients: subprocess.Popen[str],
+    target: Target,
+    streams: int,
+    tokens: int,
+    pace_ms: int = 0,
+) -> dict[str, Any]:
+    command = {
+        "url": target.url,
+        "fifo": target.fifo,
+        "model": MODEL,
+        "streams": streams,
+        "prompt": prompt_of(streams, pace_ms=pace_ms),
+        "tokens": tokens,
+        "pace_ms": pace_ms,
+        "text": text_of(tokens),
+    }
+    return _ask(servers, clients, "clients", command)
+
+
+def _rates(
+    targets: Sequence[Target],
+    streams: Sequence[int],
+    free: dict[tuple[str, int], Runs],
+    runs: int,
+) -> Table:
+    table = Table(
+        f"Whole way to HTTP clients, n = {runs}, medians; ratio: of runs side by side",
+        ("server", "streams", "tokens/s", "tokens an event", "clients' core", "ratio", "target"),
+    )
+    for count in streams:
+        for target in targets:
+            found = free[target.name, count]
+            ratio = statistics.median(
+                float(ours["tokens_per_s"]) / float(theirs["tokens_per_s"])
+                for ours, theirs in zip(found.seen, free["vllm", count].seen, strict=True)
+            )
+            judged = target.name in {"ingress", "direct"}
+            cells = (
+                target.name,
+                str(count),
+                f"{found.median('tokens_per_s'):,.0f}",
+                f"{found.median('tokens_per_event'):.2f}",
+                f"{found.median('cpu_share'):.0%}",
+                f"{ratio:.2f}",
+            )
+            verdict = (f"≥ {RATIO_TARGET}", ratio >= RATIO_TARGET) if judged else None
+            table.rows.append(Row(cells, verdict))
+    table.notes += [f"{target.name}: {TARGETS[target.name]}." for target in targets]
+    return table
+
+
+def _added(
+    targets: Sequence[Target], streams: Sequence[int], paced: dict[tuple[str, int], Runs]
+) -> Table:
+    table = Table(
+        "Added ITL (gap at the client less the engine's pace) and delivery, ms, one run each",
+        ("server", "streams", "pace", "n", "ITL p50", "ITL p99", "delivery p50", "delivery p99"),
+    )
+    for count in streams:
+        for target in targets:
+            found = paced[target.name, count]
+            cells = [
+                f"{found.pooled(name, quantile):.2f}"
+                for name in ("added_itl_ms", "delivery_ms")
+                for quantile in (0.5, 0.99)
+            ]
+            n = sum(len(one["added_itl_ms"]) for one in found.seen)
+            table.rows.append(
+                Row((target.name, str(count), str(PACE_MS[count]), str(n), *cells), None)
+            )
+    return table
+
+
+def _ask(
+    servers: Bench, process: subprocess.Popen[str], name: str, command: dict[str, Any]
+) -> dict[str, Any]:
+    send(process, command)
+    return servers.read(process, name)
+
+
+def _show(table: Table) -> None:
+    _say(table.text())
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

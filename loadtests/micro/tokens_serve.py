@@ -1,0 +1,119 @@
+"""The real Serve application with counting engines, on a Ray cluster of its own.
+
+Called by tokens_servers as ``python -m loadtests.micro.tokens_serve STATE_DIR MODEL_FOLDER CORE``.
+Prints one JSON line (ServeUrls) once it answers; ends with its standard input. Replicas and proxy
+are moved to CORE, where the other servers run too; Ray's own processes stay where this one is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import psutil
+
+from cluster import application, launch
+from cluster.config import Config
+from cluster.local_ray import ray_cluster
+from deployments.worker import EngineWorker, WorkerSettings
+from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX, free_port
+
+DIRECT_PORTS = range(30_000, 31_000)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT, ..._MAX_HTTP_PORT
+MOVED = ("ray::ServeReplica", "ray::ProxyActor", "ray::ServeProxy")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeUrls:
+    """Through Serve's proxy, and straight to the ingress replica."""
+
+    proxy: str
+    direct: str
+
+
+class CountingWorker(EngineWorker):
+    """EngineWorker with a counting engine."""
+
+    async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]
+        from deployments import engine_loop
+        from loadtests.micro.counting_engine import CountingEngine
+
+        with patch.object(engine_loop, "InprocessEngine", CountingEngine):
+            await super().__init__(settings)
+
+
+def _config(state_dir: Path, model_folder: str) -> Config:
+    return Config.model_validate(
+        {
+            "model": {
+                "path_or_name": model_folder,
+                "served_name": MODEL,
+                "dtype": "float32",
+                "max_model_len": CONTEXT_TOKENS,
+            },
+            "engine": {"max_num_seqs": STREAMS_MAX},
+            "workers": {"pin_cores": False},
+            "http": {"port": free_port()},
+            "ray": {"dashboard_port": 0},
+            "slab": {"mib": 16},
+            "limits": {"queue_max_requests": STREAMS_MAX},
+            "state": {"dir": state_dir},
+        }
+    )
+
+
+def _move(core: int) -> list[psutil.Process]:
+    """Put replicas and proxy on one core; returns them."""
+    moved = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if any(word in " ".join(process.cmdline()) for word in MOVED)
+    ]
+    for process in moved:
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, {core})
+    return moved
+
+
+def _direct_url(processes: list[psutil.Process]) -> str:
+    ports = {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in DIRECT_PORTS
+    }
+    for port in sorted(ports):
+        url = f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/-/routes", timeout=5) as answer:  # noqa: S310
+            if answer.status == 200:  # noqa: PLR2004
+                return url
+    raise RuntimeError(f"no ingress replica answers on {sorted(ports)}")
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def main(state_dir: Path, model_folder: str, core: int) -> None:
+    """Serve until standard input ends."""
+    config = _config(state_dir, model_folder)
+    secret = launch.secret_in(state_dir)
+    endpoint = f"http://{config.http.host}:{config.http.port}"
+    with ray_cluster(config), patch.object(application, "EngineWorker", CountingWorker):
+        try:
+            launch.deploy(config, Path(model_folder), secret)
+            launch.wait_ready(endpoint, _progress)
+            urls = ServeUrls(endpoint, _direct_url(_move(core)))
+            sys.stdout.write(json.dumps(asdict(urls)) + "\n")
+            sys.stdout.flush()
+            sys.stdin.read()
+        finally:
+            launch.take_down()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
