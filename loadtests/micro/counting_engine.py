@@ -38,7 +38,6 @@ class CountingEngine:
 
     def __init__(self, settings: EngineSettings) -> None:
         self._counter = Counter()
-        self._prefills: list[EngineCoreOutput] = []
         self.namespace = CountingNamespace(
             settings.served_model, settings.block_size, settings.dtype, hash_root()
         )

@@ -34,7 +34,7 @@ class Counter:
         self._counts: dict[str, _Count] = {}
         self._streams, self._pace_s, self._window_steps = 1, 0.0, 0
         self._runs = False
-        self._outstanding = 0
+        self.outstanding = 0
         fifo = os.environ.get(CREDITS_ENV)
         # Both ways, so that opening never waits and the last client's end is no end of file.
         self._credits = None if fifo is None else os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
@@ -61,9 +61,9 @@ class Counter:
         if not self._runs and len(self._counts) < self._streams:
             return []
         if not self._runs:
-            self._runs, self._outstanding = True, 0
+            self._runs, self.outstanding = True, 0
             self._take_credits(0.0)
-            self._outstanding = 0
+            self.outstanding = 0
         if self._pace_s:
             now_s = time.monotonic()
             time.sleep(self._pace_s - now_s % self._pace_s)
@@ -74,7 +74,7 @@ class Counter:
             if output.finish_reason is not None:
                 del self._counts[output.request_id]
         self._runs = bool(self._counts)
-        self._outstanding += len(outputs)
+        self.outstanding += len(outputs)
         self.made_total += len(outputs)
         self.steps += 1
         return outputs
@@ -88,13 +88,13 @@ class Counter:
 
     def _await_credits(self) -> None:
         """Wait until no more than the window is on its way; a silent client is given up."""
-        while self._outstanding > (self._window_steps - 1) * len(self._counts):
+        while self.outstanding > (self._window_steps - 1) * len(self._counts):
             if not self._take_credits(CREDIT_WAIT_S):
-                self._outstanding = 0
+                self.outstanding = 0
 
     def _take_credits(self, timeout_s: float) -> bool:
         assert self._credits is not None or not timeout_s
         if self._credits is None or not select.select([self._credits], [], [], timeout_s)[0]:
             return False
-        self._outstanding -= sum(os.read(self._credits, 1 << 16))
+        self.outstanding -= sum(os.read(self._credits, 1 << 16))
         return True

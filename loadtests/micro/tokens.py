@@ -64,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="token path with an engine that only counts")
     parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--runs", type=int, default=3, help="of each, interleaved; n")
+    parser.add_argument("--shorter", type=int, default=1, help="divide the tokens of each run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--model-folder", help="a prepared SmolLM2; the bundled one by default")
     parser.add_argument("--results", type=Path, help="rewrite this file's section 'tokens'")
@@ -71,10 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tables: list[Table] = []
     with bench(options.model_folder or _bundled()) as servers:
         if "link" in options.parts:
-            tables.append(_link(servers, options.streams, options.runs))
+            tables.append(_link(servers, options))
             _show(tables[-1])
         if {"http", "serve"} & {*options.parts}:
-            for table in _http(servers, options.streams, options.runs, options.parts):
+            for table in _http(servers, options):
                 tables.append(table)
                 _show(table)
         where = f"servers on core {servers.cores.server}, clients on core {servers.cores.client}"
@@ -94,15 +95,16 @@ def _bundled() -> str:
 # ---- the link alone -----------------------------------------------------------------------------
 
 
-def _link(servers: Bench, streams: Sequence[int], runs: int) -> Table:
-    port, fifo = servers.worker("link")
+def _link(servers: Bench, options: argparse.Namespace) -> Table:
+    streams, runs = options.streams, options.runs
+    port, fifo, _ = servers.worker("link")
     reader = servers.start(servers.cores.client, "reader", "loadtests.micro.tokens_link")
     common = {"port": port, "secret_file": str(servers.secret_file), "fifo": fifo}
     figures = {count: Runs() for count in streams}
     _ask(servers, reader, "reader", {**common, "streams": 1, "tokens": WARM_TOKENS})
     for _ in range(runs):
         for count in streams:
-            command = {**common, "streams": count, "tokens": LINK_TOKENS[count]}
+            command = {**common, "streams": count, "tokens": LINK_TOKENS[count] // options.shorter}
             figures[count].seen.append(_ask(servers, reader, "reader", command))
     table = Table(
         f"Link alone, n = {runs}, medians",
@@ -127,9 +129,8 @@ def _link(servers: Bench, streams: Sequence[int], runs: int) -> Table:
 # ---- the whole way to HTTP clients --------------------------------------------------------------
 
 
-def _http(
-    servers: Bench, streams: Sequence[int], runs: int, parts: Sequence[str]
-) -> tuple[Table, Table]:
+def _http(servers: Bench, options: argparse.Namespace) -> tuple[Table, Table]:
+    streams, runs, parts = options.streams, options.runs, options.parts
     targets = [servers.vllm()]
     if "http" in parts:
         targets.append(servers.ingress())
@@ -143,7 +144,7 @@ def _http(
     for _ in range(runs):
         for count in streams:
             for target in targets:
-                seen = _run(servers, clients, target, count, HTTP_TOKENS[count])
+                seen = _run(servers, clients, target, count, HTTP_TOKENS[count] // options.shorter)
                 free[target.name, count].seen.append(seen)
     for count in streams:
         for target in targets:
@@ -182,7 +183,10 @@ def _rates(
 ) -> Table:
     table = Table(
         f"Whole way to HTTP clients, n = {runs}, medians; ratio: of runs side by side",
-        ("server", "streams", "tokens/s", "tokens an event", "clients' core", "ratio", "target"),
+        (
+            *("server", "streams", "tokens/s", "tokens an event"),
+            *("server's us a token", "clients' core", "ratio", "target"),
+        ),
     )
     for count in streams:
         for target in targets:
@@ -197,6 +201,7 @@ def _rates(
                 str(count),
                 f"{found.median('tokens_per_s'):,.0f}",
                 f"{found.median('tokens_per_event'):.2f}",
+                f"{found.median('server_us'):.0f}",
                 f"{found.median('cpu_share'):.0%}",
                 f"{ratio:.2f}",
             )

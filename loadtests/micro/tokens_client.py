@@ -13,9 +13,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import aiohttp
+import psutil
 import uvloop
 
 from loadtests.micro.counting import credit
@@ -25,7 +27,10 @@ RUN_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run. ``prompt`` tells the engine how to run; ``text`` is what each answer must read."""
+    """One run. ``prompt`` tells the engine how to run; ``text`` is what each answer must read.
+
+    pids: the server's processes, for the time that they take.
+    """
 
     url: str
     fifo: str
@@ -35,21 +40,47 @@ class Run:
     tokens: int
     pace_ms: int
     text: str
+    pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the clients saw. Times in ms; the last two only with a pace.
+    """What the clients saw, from the first token to the last; the last two only with a pace.
 
+    server_us: CPU time of the server's processes, by token; cpu_share: of the clients' own.
     added_itl_ms: gaps between tokens, less the pace; k tokens at once are k-1 gaps of 0.
     delivery_ms: from the step's time to the token's arrival.
     """
 
     tokens_per_s: float
     tokens_per_event: float
+    server_us: float
     cpu_share: float
     added_itl_ms: list[float]
     delivery_ms: list[float]
+
+
+class _Meter:
+    """CPU seconds used since the first token: of the server, and of this process."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._began: tuple[float, float] | None = None
+
+    def begin(self) -> None:
+        """A token has come; the first one counts."""
+        if self._began is None:
+            self._began = self._now()
+
+    def used_s(self) -> tuple[float, float]:
+        """(server, this process). At the end of the run."""
+        assert self._began is not None
+        now = self._now()
+        return now[0] - self._began[0], now[1] - self._began[1]
+
+    def _now(self) -> tuple[float, float]:
+        server = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self._pids)
+        return server, time.process_time()
 
 
 class _Stream:
@@ -77,7 +108,9 @@ class _Stream:
         return [text for text in texts if text]
 
 
-async def _read(session: aiohttp.ClientSession, run: Run, stream: _Stream, credit_fd: int) -> None:
+async def _read(
+    session: aiohttp.ClientSession, run: Run, stream: _Stream, credit_fd: int, meter: _Meter
+) -> None:
     body = {
         "model": run.model,
         "prompt": run.prompt,
@@ -91,6 +124,7 @@ async def _read(session: aiohttp.ClientSession, run: Run, stream: _Stream, credi
             raise ValueError(f"{answer.status}: {await answer.text()}")
         async for data in answer.content.iter_any():
             tokens = stream.take(data)
+            meter.begin()
             if tokens > 0 and not run.pace_ms:
                 credit(credit_fd, tokens)
 
@@ -101,14 +135,14 @@ async def carry_out(run: Run) -> Seen:
     streams = [_Stream() for _ in range(run.streams)]
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     timeout = aiohttp.ClientTimeout(total=RUN_TIMEOUT_S)
-    cpu_s = time.process_time()
-    began_s = time.monotonic()
+    meter = _Meter(run.pids)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-            await asyncio.gather(*(_read(session, run, stream, credit_fd) for stream in streams))
+            reading = (_read(session, run, stream, credit_fd, meter) for stream in streams)
+            await asyncio.gather(*reading)
+            server_s, client_s = meter.used_s()
     finally:
         os.close(credit_fd)
-    share = (time.process_time() - cpu_s) / (time.monotonic() - began_s)
     events = 0
     for stream in streams:
         texts = stream.events()
@@ -121,7 +155,8 @@ async def carry_out(run: Run) -> Seen:
     return Seen(
         tokens_per_s=made / (last_s - first_s),
         tokens_per_event=run.streams * run.tokens / events,
-        cpu_share=share,
+        server_us=1e6 * server_s / made,
+        cpu_share=client_s / (last_s - first_s),
         added_itl_ms=_added(streams, run.pace_ms) if run.pace_ms else [],
         delivery_ms=_delivery(streams, run.pace_ms) if run.pace_ms else [],
     )

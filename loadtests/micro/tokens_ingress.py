@@ -13,6 +13,7 @@ import os
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 import uvloop
@@ -74,7 +75,7 @@ async def _serve(command: IngressCommand) -> None:
     MEMBERS.replace("counting", members)
     handle: Any = SimpleNamespace(options=lambda **_: None)
     ingress = Ingress.__new__(Ingress)
-    await Ingress.__init__(  # type: ignore[misc] # Serve awaits it too
+    await Ingress.__init__(
         ingress, settings_of(command.model_path, command.secret_file), handle, handle
     )
     app = await ingress.__serve_build_asgi_app__()
@@ -99,6 +100,6 @@ async def _serve(command: IngressCommand) -> None:
 
 
 if __name__ == "__main__":
-    engine_client.EngineClient = _Client
-    given = json.loads(sys.stdin.readline())
-    uvloop.run(_serve(IngressCommand(**given)))
+    given = IngressCommand(**json.loads(sys.stdin.readline()))
+    with patch.object(engine_client, "EngineClient", _Client):
+        uvloop.run(_serve(given))

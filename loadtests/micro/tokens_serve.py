@@ -24,15 +24,18 @@ from deployments.worker import EngineWorker, WorkerSettings
 from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX, free_port
 
 DIRECT_PORTS = range(30_000, 31_000)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT, ..._MAX_HTTP_PORT
-MOVED = ("ray::ServeReplica", "ray::ProxyActor", "ray::ServeProxy")
+REPLICAS = ("ray::ServeReplica",)
+PROXIES = ("ray::ProxyActor", "ray::ServeProxy")  # titles of Ray's processes
 
 
 @dataclass(frozen=True, slots=True)
 class ServeUrls:
-    """Through Serve's proxy, and straight to the ingress replica."""
+    """Through Serve's proxy, and straight to the ingress replica; the processes behind them."""
 
     proxy: str
     direct: str
+    proxies: list[int]
+    replicas: list[int]
 
 
 class CountingWorker(EngineWorker):
@@ -66,17 +69,17 @@ def _config(state_dir: Path, model_folder: str) -> Config:
     )
 
 
-def _move(core: int) -> list[psutil.Process]:
-    """Put replicas and proxy on one core; returns them."""
-    moved = [
-        process
-        for process in psutil.Process().children(recursive=True)
-        if any(word in " ".join(process.cmdline()) for word in MOVED)
-    ]
-    for process in moved:
-        for thread in process.threads():
-            os.sched_setaffinity(thread.id, {core})
-    return moved
+def _move(core: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
+    """Put replicas and proxies on one core; returns them."""
+    found: tuple[list[psutil.Process], list[psutil.Process]] = ([], [])
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        for words, processes in zip((REPLICAS, PROXIES), found, strict=True):
+            if title.startswith(words):
+                processes.append(process)
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, {core})
+    return found
 
 
 def _direct_url(processes: list[psutil.Process]) -> str:
@@ -107,7 +110,13 @@ def main(state_dir: Path, model_folder: str, core: int) -> None:
         try:
             launch.deploy(config, Path(model_folder), secret)
             launch.wait_ready(endpoint, _progress)
-            urls = ServeUrls(endpoint, _direct_url(_move(core)))
+            replicas, proxies = _move(core)
+            urls = ServeUrls(
+                endpoint,
+                _direct_url(replicas),
+                [process.pid for process in proxies],
+                [process.pid for process in replicas],
+            )
             sys.stdout.write(json.dumps(asdict(urls)) + "\n")
             sys.stdout.flush()
             sys.stdin.read()

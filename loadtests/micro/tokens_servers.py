@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from loadtests.micro.counting import CONTEXT_TOKENS, CREDITS_ENV, MODEL, STREAMS_MAX, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,11 +48,12 @@ SERVE_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server as the clients know it."""
+    """A server as the clients know it; pids: of the processes that tokens pass."""
 
     name: str
     url: str
     fifo: str
+    pids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,13 @@ class Bench:
         text = (self._folder / f"{name}.log").read_text(errors="replace")
         return RuntimeError(f"{name} did not answer; it said:\n{text[-2000:]}")
 
-    def worker(self, name: str = "decode") -> tuple[int, str]:
-        """A counting worker; returns the port of its link, and its fifo."""
+    def worker(self, name: str = "decode") -> tuple[int, str, int]:
+        """A counting worker; returns the port of its link, its fifo, and its pid."""
         fifo = self.fifo(f"worker-{name}")
         words = ("loadtests.micro.tokens_worker", "decode", str(self.secret_file))
         process = self.start(self.cores.server, name, *words, **{CREDITS_ENV: fifo})
         hello = self.read(process, name)
-        return int(hello["port"]), fifo
+        return int(hello["port"]), fifo, process.pid
 
     def read(self, process: subprocess.Popen[str], name: str) -> dict[str, Any]:
         """One JSON line of a process. Raises RuntimeError when it has ended."""
@@ -158,23 +161,27 @@ class Bench:
 
     def ingress(self) -> Target:
         """Our ingress on uvicorn before a counting worker."""
-        link_port, fifo = self.worker()
+        link_port, fifo, worker_pid = self.worker()
         port = free_port()
         command = IngressCommand(
             self._model_folder, str(self.secret_file), port, (("decode", link_port),)
         )
         process = self.start(self.cores.server, "ingress", "loadtests.micro.tokens_ingress")
         send(process, asdict(command))
-        return self._target("ingress", port, fifo, process)
+        return self._target("ingress", port, fifo, process, worker_pid)
 
-    def _target(self, name: str, port: int, fifo: str, process: subprocess.Popen[str]) -> Target:
+    def _target(
+        self, name: str, port: int, fifo: str, process: subprocess.Popen[str], *others: int
+    ) -> Target:
         url = f"http://127.0.0.1:{port}"
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while process.poll() is None and time.monotonic() < deadline_s:
             try:
                 with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310
                     if answer.status == 200:  # noqa: PLR2004
-                        return Target(name, url, fifo)
+                        children = psutil.Process(process.pid).children(recursive=True)
+                        pids = (process.pid, *others, *(child.pid for child in children))
+                        return Target(name, url, fifo, pids)
             except OSError:
                 time.sleep(POLL_S)
         raise self.fault(name)
@@ -187,7 +194,11 @@ class Bench:
         environment = {**SERVE_ENVIRONMENT, CREDITS_ENV: fifo}
         process = self.start(self.cores.client, "serve", *words, core, **environment)
         urls = self.read(process, "serve")
-        return Target("direct", urls["direct"], fifo), Target("proxy", urls["proxy"], fifo)
+        replicas, proxies = tuple(urls["replicas"]), tuple(urls["proxies"])
+        return (
+            Target("direct", urls["direct"], fifo, replicas),
+            Target("proxy", urls["proxy"], fifo, (*replicas, *proxies)),
+        )
 
 
 @contextmanager
