@@ -15,7 +15,7 @@ from vllm.utils.gc_utils import freeze_gc_heap
 
 from deployments.engine.hashing import hash_root
 from deployments.engine.inprocess import EngineCounts, StepResult
-from deployments.engine.messages import EngineCoreOutput, EngineCoreRequest
+from deployments.engine.messages import EngineCoreRequest
 from deployments.engine.settings import EngineSettings
 from kvcache.events import BlockEvent
 from loadtests.micro.counting_steps import Counter

@@ -17,11 +17,12 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from loadtests.micro.counting import MODEL, prompt_of, text_of
+from loadtests.micro.tokens_client import Run
 from loadtests.micro.tokens_report import Row, Table, rewrite
 from loadtests.micro.tokens_servers import Bench, Target, bench, send
 
@@ -162,17 +163,18 @@ def _run(
     tokens: int,
     pace_ms: int = 0,
 ) -> dict[str, Any]:
-    command = {
-        "url": target.url,
-        "fifo": target.fifo,
-        "model": MODEL,
-        "streams": streams,
-        "prompt": prompt_of(streams, pace_ms=pace_ms),
-        "tokens": tokens,
-        "pace_ms": pace_ms,
-        "text": text_of(tokens),
-    }
-    return _ask(servers, clients, "clients", command)
+    command = Run(
+        url=target.url,
+        fifo=target.fifo,
+        model=MODEL,
+        prompt=tuple(prompt_of(streams, pace_ms=pace_ms)),
+        streams=streams,
+        tokens=tokens,
+        pace_ms=pace_ms,
+        text=text_of(tokens),
+        pids=target.pids,
+    )
+    return _ask(servers, clients, "clients", asdict(command))
 
 
 def _rates(

@@ -134,13 +134,13 @@ class Bench:
         return int(hello["port"]), fifo, process.pid
 
     def read(self, process: subprocess.Popen[str], name: str) -> dict[str, Any]:
-        """One JSON line of a process. Raises RuntimeError when it has ended."""
+        """The next JSON line of a process. Raises RuntimeError when it has ended."""
         assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise self.fault(name)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        for line in process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise self.fault(name)
 
     def vllm(self) -> Target:
         """VLLM's own server over the counting engine; returns before it answers."""
@@ -217,7 +217,7 @@ def send(process: subprocess.Popen[str], message: dict[str, Any]) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """By the end of its standard input, which all of ours obey; else by SIGTERM, then SIGKILL."""
+    """By the end of its standard input, which all of ours obey, or by SIGTERM."""
     if process.stdin is not None:
         process.stdin.close()
     if "vllm.entrypoints.openai.api_server" in process.args:  # type: ignore[operator]
@@ -225,7 +225,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     try:
         process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        process.terminate()  # a Ray cluster takes its own processes with it
+        process.wait(END_TIMEOUT_S)
     if process.stdout is not None:
         process.stdout.close()
