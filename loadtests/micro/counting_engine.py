@@ -14,7 +14,7 @@ from typing import Any
 from vllm.utils.gc_utils import freeze_gc_heap
 
 from deployments.engine.hashing import hash_root
-from deployments.engine.inprocess import EngineCounts, StepResult
+from deployments.engine.inprocess import EngineCounts, InprocessEngine, StepResult
 from deployments.engine.messages import EngineCoreRequest
 from deployments.engine.settings import EngineSettings
 from kvcache.events import BlockEvent
@@ -43,6 +43,9 @@ class CountingEngine:
         )
         self.layout = SimpleNamespace(isa="counting")
         freeze_gc_heap()  # as EngineCore's constructor does
+
+    decode_request = InprocessEngine.decode_request
+    encode_outputs = InprocessEngine.encode_outputs
 
     def add(
         self,
@@ -78,7 +81,7 @@ class CountingEngine:
         """One token for each request."""
         outputs = self._counter.step()
         made = len(outputs)
-        return StepResult(outputs, made, made, 0.0, pending_io=not made)
+        return StepResult(outputs, [], made, made, 0.0, pending_io=not made)
 
     def publish_wait_s(self) -> float:
         """Nothing is published."""

@@ -42,10 +42,10 @@ class CountingWorker(EngineWorker):
     """EngineWorker with a counting engine."""
 
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc]
-        from deployments import engine_loop
+        from deployments.engine import inprocess
         from loadtests.micro.counting_engine import CountingEngine
 
-        with patch.object(engine_loop, "InprocessEngine", CountingEngine):
+        with patch.object(inprocess, "InprocessEngine", CountingEngine):
             await super().__init__(settings)
 
 
