@@ -44,8 +44,8 @@ class CountingEngine:
         self.layout = SimpleNamespace(isa="counting")
         freeze_gc_heap()  # as EngineCore's constructor does
 
-    decode_request = InprocessEngine.decode_request
-    encode_outputs = InprocessEngine.encode_outputs
+    decode_request = staticmethod(InprocessEngine.decode_request)
+    encode_outputs = staticmethod(InprocessEngine.encode_outputs)
 
     def add(
         self,
