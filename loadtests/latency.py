@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from statistics import median, quantiles
 from typing import Any
@@ -120,7 +120,11 @@ class Client:
             trace = reply.headers.get("x-headwater-request", "")
         if tokens != output_tokens:
             raise RuntimeError(f"{self.endpoint.label}: {tokens} tokens, asked {output_tokens}")
-        return Answer(ttft_ms, tokens, trace, await self._parts(trace))
+        return Answer(ttft_ms, tokens, trace)
+
+    async def explained(self, answer: Answer) -> Answer:
+        """With the parts of its TTFT; asked for apart, so that no measurement holds the asking."""
+        return replace(answer, parts_ms=await self._parts(answer.trace))
 
     async def burst(self, prompts: Sequence[Sequence[int]], output_tokens: int) -> Burst:
         """All prompts at once."""
@@ -174,7 +178,8 @@ async def measure_ttft(
             order = list(zip(clients, samples, strict=True))
             for client, found in order if number % 2 == 0 else reversed(order):
                 for kind in (COLD, WARM):
-                    found.add(length, kind, await client.stream(prompt, TTFT_OUTPUT_TOKENS))
+                    answer = await client.stream(prompt, TTFT_OUTPUT_TOKENS)
+                    found.add(length, kind, await client.explained(answer))
                     await asyncio.sleep(PAUSE_S)
         _note(f"TTFT: round {number + 1} of {rounds}")
     return samples
