@@ -98,9 +98,9 @@ def _bundled() -> str:
 
 def _link(servers: Bench, options: argparse.Namespace) -> Table:
     streams, runs = options.streams, options.runs
-    port, fifo, _ = servers.worker("link")
+    port, fifo, pid = servers.worker("link")
     reader = servers.start(servers.cores.client, "reader", "loadtests.micro.tokens_link")
-    common = {"port": port, "secret_file": str(servers.secret_file), "fifo": fifo}
+    common = {"port": port, "pid": pid, "secret_file": str(servers.secret_file), "fifo": fifo}
     figures = {count: Runs() for count in streams}
     _ask(servers, reader, "reader", {**common, "streams": 1, "tokens": WARM_TOKENS})
     for _ in range(runs):
@@ -109,7 +109,7 @@ def _link(servers: Bench, options: argparse.Namespace) -> Table:
             figures[count].seen.append(_ask(servers, reader, "reader", command))
     table = Table(
         f"Link alone, n = {runs}, medians",
-        ("streams", "tokens/s", "tokens a frame", "reader's core", "target"),
+        ("streams", "tokens/s", "tokens a frame", "worker's us a frame", "reader's core", "target"),
     )
     for count, found in figures.items():
         rate, target = found.median("tokens_per_s"), LINK_TARGETS.get(count)
@@ -119,6 +119,7 @@ def _link(servers: Bench, options: argparse.Namespace) -> Table:
                     str(count),
                     f"{rate:,.0f}",
                     f"{found.median('tokens_per_frame'):.1f}",
+                    f"{found.median('worker_us'):.1f}",
                     f"{found.median('cpu_share'):.0%}",
                 ),
                 None if target is None else (f"≥ {target:,}", rate >= target),

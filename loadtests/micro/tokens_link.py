@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
+import psutil
 import uvloop
 from vllm.sampling_params import SamplingParams
 
@@ -32,9 +33,10 @@ RUN_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class LinkRun:
-    """One run over one link."""
+    """One run over one link to the worker's process ``pid``."""
 
     port: int
+    pid: int
     secret_file: str
     fifo: str
     streams: int
@@ -43,10 +45,11 @@ class LinkRun:
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """Tokens a second from the first to the last, tokens in a frame, this end's share of a core."""
+    """From the first token to the last; worker_us: CPU time of the worker's process, by frame."""
 
     tokens_per_s: float
     tokens_per_frame: float
+    worker_us: float
     cpu_share: float
 
 
@@ -83,7 +86,8 @@ async def carry_out(run: LinkRun) -> LinkSeen:
     credit_fd = os.open(run.fifo, os.O_RDWR)
     reader = _Reader(run, credit_fd)
     receiving = asyncio.create_task(link.run(reader.take))
-    cpu_s = time.process_time()
+    worker = psutil.Process(run.pid)
+    cpu_s, worker_s = time.process_time(), sum(worker.cpu_times()[:2])
     try:
         _submit(link, run)
         async with asyncio.timeout(RUN_TIMEOUT_S):
@@ -97,6 +101,7 @@ async def carry_out(run: LinkRun) -> LinkSeen:
     return LinkSeen(
         tokens_per_s=reader.tokens / took_s,
         tokens_per_frame=reader.tokens / reader.frames,
+        worker_us=1e6 * (sum(worker.cpu_times()[:2]) - worker_s) / reader.frames,
         cpu_share=(time.process_time() - cpu_s) / took_s,
     )
 
