@@ -13,6 +13,7 @@ A server has one core for all its processes; the clients, and Ray's own processe
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,6 +36,7 @@ HTTP_TOKENS = {1: 2_000, 16: 300, 64: 120, 256: 40}
 PACE_MS = {1: 20, 16: 20, 64: 20, 256: 100}
 PACED_MS = 2_500
 WARM_TOKENS = 50
+EXIT_TERMINATED = 143
 PARTS = ("link", "http", "serve")
 TARGETS = {
     "vllm": "vLLM's own server: API server and EngineCore",
@@ -66,10 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--runs", type=int, default=3, help="of each, interleaved; n")
     parser.add_argument("--shorter", type=int, default=1, help="divide the tokens of each run")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["link", "http"])
     parser.add_argument("--model-folder", help="a prepared SmolLM2; the bundled one by default")
     parser.add_argument("--results", type=Path, help="rewrite this file's section 'tokens'")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # ends the servers too
     tables: list[Table] = []
     with bench(options.model_folder or _bundled()) as servers:
         if "link" in options.parts:
