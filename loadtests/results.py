@@ -41,10 +41,11 @@ Ratios are against a baseline of the same run, on the same machine.
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells as text, one row a line."""
+    """Cells as text, one row a line. title: said above it; empty where the section has but one."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    title: str = ""
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.columns) for row in self.rows), self
@@ -64,7 +65,8 @@ class Table:
         ruler = [
             ("-" * width if n == 0 else "-" * (width - 1) + ":") for n, width in enumerate(widths)
         ]
-        return [line(self.columns), line(ruler), *map(line, self.rows)]
+        head = [f"**{self.title}**", ""] if self.title else []
+        return [*head, line(self.columns), line(ruler), *map(line, self.rows)]
 
 
 @dataclass(frozen=True, slots=True)

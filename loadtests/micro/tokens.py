@@ -19,13 +19,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from loadtests.micro.counting import MODEL, prompt_of, text_of
 from loadtests.micro.tokens_client import Run
-from loadtests.micro.tokens_report import Row, Table, rewrite
+from loadtests.micro.tokens_report import Row, Table, section_of
 from loadtests.micro.tokens_servers import Bench, Target, bench, send
+from loadtests.results import arguments_of, report
 
 STREAMS = (1, 16, 64, 256)
 LINK_TARGETS = {1: 50_000, 64: 500_000}
@@ -63,14 +63,13 @@ class Runs:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 1 if a target was missed."""
-    parser = argparse.ArgumentParser(description="token path with an engine that only counts")
+    """Print the tables; see loadtests.results for the exit code."""
+    parser = arguments_of("token path with an engine that only counts")
     parser.add_argument("--streams", type=int, nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--runs", type=int, default=3, help="of each, interleaved; n")
     parser.add_argument("--shorter", type=int, default=1, help="divide the tokens of each run")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=["link", "http"])
     parser.add_argument("--model-folder", help="a prepared SmolLM2; the bundled one by default")
-    parser.add_argument("--results", type=Path, help="rewrite this file's section 'tokens'")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))  # ends the servers too
     tables: list[Table] = []
@@ -82,11 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for table in _http(servers, options):
                 tables.append(table)
                 _show(table)
-        where = f"servers on core {servers.cores.server}, clients on core {servers.cores.client}"
-    _say(where)
-    if options.results is not None:
-        rewrite(options.results, "tokens", "\n\n".join([*(t.markdown() for t in tables), where]))
-    return 1 if any(table.missed for table in tables) else 0
+        cores = servers.cores
+        where = (
+            f"n = {options.runs}; servers on core {cores.server}, clients on core {cores.client}"
+        )
+    return report(section_of(tables, [where]), options.results)
 
 
 def _bundled() -> str:

@@ -5,9 +5,10 @@ Called by tokens. Must not: measure anything.
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from loadtests import results
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Row:
         return [*self.cells, said][:columns]
 
 
-_MET = {True: "met", False: "missed"}
+_MET = {True: "met", False: "MISSED"}
 
 
 @dataclass(slots=True)
@@ -35,11 +36,6 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def missed(self) -> bool:
-        """Whether any row misses its target."""
-        return any(row.verdict is not None and not row.verdict[1] for row in self.rows)
-
     def text(self) -> str:
         """Aligned columns."""
         lines = [list(self.head), *(row.all_cells(len(self.head)) for row in self.rows)]
@@ -50,23 +46,27 @@ class Table:
         ]
         return "\n".join(["", self.title, *body, *self.notes])
 
-    def markdown(self) -> str:
-        """A table for a results file."""
-        lines = [self.head, *(row.all_cells(len(self.head)) for row in self.rows)]
-        rows = [f"| {' | '.join(line)} |" for line in lines]
-        rows.insert(1, "|" + " --- |" * len(self.head))
-        notes = ["", *(f"- {note}" for note in self.notes)] if self.notes else []
-        return "\n".join([f"**{self.title}**", "", *rows, *notes])
+    def for_results(self) -> results.Table:
+        """The same for the results file."""
+        rows = tuple(tuple(row.all_cells(len(self.head))) for row in self.rows)
+        return results.Table(self.head, rows, self.title)
+
+    def misses(self) -> list[str]:
+        """Each row that misses its target, in words."""
+        found = [(row, row.verdict) for row in self.rows if row.verdict is not None]
+        return [
+            f"{self.title.partition(',')[0]}: {' '.join(row.cells[:3])}, {verdict[0]}"
+            for row, verdict in found
+            if not verdict[1]
+        ]
 
 
-def rewrite(path: Path, name: str, body: str) -> None:
-    """Put ``body`` between the section's markers in the file; append the section if it is new."""
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    section = f"{begin}\n{body}\n{end}"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    found = re.search(f"{re.escape(begin)}.*?{re.escape(end)}", text, re.DOTALL)
-    if found is None:
-        text = f"{text.rstrip()}\n\n{section}\n".lstrip()
-    else:
-        text = text[: found.start()] + section + text[found.end() :]
-    path.write_text(text, encoding="utf-8")
+def section_of(tables: Sequence[Table], conditions: Sequence[str]) -> results.Section:
+    """The benchmark's section of the results file."""
+    return results.Section(
+        name="tokens",
+        title="Token path, with an engine that only counts",
+        conditions=(*conditions, *(note for table in tables for note in table.notes)),
+        tables=tuple(table.for_results() for table in tables),
+        missed=tuple(words for table in tables for words in table.misses()),
+    )

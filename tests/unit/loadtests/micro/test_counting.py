@@ -10,7 +10,7 @@ import pytest
 from loadtests.micro.counting import CREDITS_ENV, WORD_TOKENS, credit, prompt_of, text_of
 from loadtests.micro.counting_steps import Counter
 from loadtests.micro.tokens_client import _Stream
-from loadtests.micro.tokens_report import Row, Table, rewrite
+from loadtests.micro.tokens_report import Row, Table, section_of
 
 
 def tokens_of(counter: Counter) -> dict[str, list[int]]:
@@ -78,19 +78,9 @@ def test_a_stream_that_breaks_off_is_no_answer() -> None:
         stream.events()
 
 
-def test_results_replace_their_own_section_alone(tmp_path: Path) -> None:
-    file = tmp_path / "RESULTS.md"
-    file.write_text("before\n\n<!-- begin tokens -->\nold\n<!-- end tokens -->\nafter\n")
-    rewrite(file, "tokens", "new")
-    rewrite(file, "other", "more")
-    assert file.read_text() == (
-        "before\n\n<!-- begin tokens -->\nnew\n<!-- end tokens -->\nafter\n\n"
-        "<!-- begin other -->\nmore\n<!-- end other -->\n"
-    )
-
-
-def test_a_missed_target_is_said_in_its_row() -> None:
-    table = Table("t", ("n", "target"), [Row(("1",), (">= 2", False)), Row(("2",), None)])
-    assert table.missed
-    assert "| 1 | >= 2 missed |" in table.markdown()
-    assert "| 2 |  |" in table.markdown()
+def test_a_missed_target_is_said_in_its_row_and_of_the_section() -> None:
+    table = Table("Rate, n = 3", ("n", "target"), [Row(("1",), (">= 2", False)), Row(("2",), None)])
+    section = section_of([table], ["n = 3"])
+    assert section.missed == ("Rate: 1, >= 2",)
+    assert section.tables[0].rows == (("1", ">= 2 MISSED"), ("2", ""))
+    assert "**Rate, n = 3**" in section.tables[0].lines()
