@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
+from tests.e2e.parity.comparison import Difference, differences
 from tests.e2e.parity.replies import Event, Reply
 
 _DRAWN = re.compile(
@@ -45,13 +46,18 @@ _NAMED_DELTAS = {
 }
 
 
+def compare(plain: Reply, ours: Reply) -> list[Difference]:
+    """All differences of two replies. A reply that was lost differs from any other."""
+    if plain.lost or ours.lost:
+        return [Difference("lost", plain.lost, ours.lost)]
+    return list(differences(normal(plain), normal(ours)))
+
+
 def normal(reply: Reply) -> dict[str, Any]:
     """The reply as plain data, to be compared."""
     names = _Names()
     form: dict[str, Any] = {"status": reply.status, "headers": dict(reply.headers)}
-    if reply.lost:
-        form["lost"] = reply.lost
-    elif reply.events is None:
+    if reply.events is None:
         body = names.without_chance(reply.body)
         form["body"] = _said(body) if reply.status >= HTTPStatus.BAD_REQUEST else body
     else:

@@ -63,7 +63,10 @@ def send(http: httpx.Client, ask: Ask, session: str) -> Reply:
     body = ask.body
     if ask.salt is not None:
         body = {**body, "cache_salt": f"{session} {ask.salt}"}
-    headers = {"content-type": "application/json", **ask.headers} if body is not None else {}
+    # A connection each: uvicorn ends one on which a handler raised, as the next request is sent.
+    headers = {"connection": "close"}
+    if body is not None:
+        headers["content-type"] = "application/json"
     headers |= ask.headers
     content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     try:

@@ -12,10 +12,10 @@ import re
 import pytest
 
 from tests.e2e.conftest import Cluster
-from tests.e2e.parity.comparison import Difference, differences
+from tests.e2e.parity.comparison import Difference
 from tests.e2e.parity.corpus import ASKS
 from tests.e2e.parity.known import KNOWN, Known, unexplained
-from tests.e2e.parity.normal_form import normal
+from tests.e2e.parity.normal_form import compare
 from tests.e2e.parity.replies import Reply, replies_to
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -29,17 +29,7 @@ APIS = list(dict.fromkeys(name.partition(":")[0] for name in NAMES))
 def compared(cluster: Cluster, parity_reference: dict[str, Reply]) -> Compared:
     """The differences of every request, after Headwater has answered them all."""
     ours = replies_to(cluster.http, ASKS)
-    lost = {
-        f"{who}, {name}": reply.lost
-        for who, replies in (("plain", parity_reference), ("ours", ours))
-        for name, reply in replies.items()
-        if reply.lost
-    }
-    assert not lost
-    return {
-        name: list(differences(normal(parity_reference[name]), normal(ours[name])))
-        for name in NAMES
-    }
+    return {name: compare(parity_reference[name], ours[name]) for name in NAMES}
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.parity.comparison import differences
-from tests.e2e.parity.normal_form import normal
+from tests.e2e.parity.normal_form import compare
 from tests.e2e.parity.replies import BrokenStream, Event, Reply, events_of, reply_of
 
 HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -31,7 +30,7 @@ def stream(*chunks: Any) -> Reply:
 
 
 def paths(plain: Reply, ours: Reply) -> list[str]:
-    return [difference.path for difference in differences(normal(plain), normal(ours))]
+    return [difference.path for difference in compare(plain, ours)]
 
 
 OPENING = chunk({"role": "assistant", "content": ""})
