@@ -31,6 +31,8 @@ log = logging.getLogger("headwater.edge")
 Headers = tuple[tuple[bytes, bytes], ...]
 _STREAM = b"text/event-stream"
 _HELD = (b"application/json", b"text/plain")
+# What /v1/responses sends before it has asked an engine, or checked all of the request.
+_PREAMBLE = (b"event: response.created\n", b"event: response.in_progress\n")
 _BODY_HEADERS = frozenset({b"content-type", b"content-length"})
 _VALIDATING = "fastapi.dependencies.utils"
 
@@ -40,8 +42,8 @@ class Exchange:
     """What an answer depends on.
 
     headers: added to every answer. body: the request's. choices_max: answers at once that may run.
-    failure: how the request flow failed this request, if it did. first_byte: called after each
-    chunk of a stream until it returns True.
+    failure: how the request flow failed this request, if it did. explain: the body that vLLM would
+    answer to an exception. first_byte: called after each chunk of a stream until it returns True.
     """
 
     path: str
@@ -49,6 +51,7 @@ class Exchange:
     body: bytes | None = None
     choices_max: int | None = None
     failure: Callable[[], ApiError | None] = lambda: None
+    explain: Callable[[BaseException], bytes] | None = None
     first_byte: Callable[[], bool] = lambda: True
 
 
@@ -66,6 +69,7 @@ class Answer:
         self._is_over = False
         self._is_noted = True  # an answer at once has no first token on its way to the client
         self._events = 0
+        self._preamble: list[AsgiMessage] = []
 
     async def send(self, message: AsgiMessage) -> None:
         """The application's ``send``."""
@@ -155,7 +159,8 @@ class Answer:
                 message["body"] = event_of(self._judged(error), self._exchange.path, self._events)
             self._events += 1
         if not self._has_begun:
-            if not body and message.get("more_body", False):
+            if message.get("more_body", False) and (not body or self._is_preamble(body)):
+                self._preamble.append(message)
                 return
             await self._begin()
         self._is_over = not message.get("more_body", False)
@@ -170,6 +175,11 @@ class Answer:
         self.status = start["status"]
         start["headers"] = [*start.get("headers", []), *self._exchange.headers]
         await self._send(start)
+        for message in self._preamble:
+            await self._send(message)
+
+    def _is_preamble(self, body: bytes) -> bool:
+        return self._is_stream and body.startswith(_PREAMBLE)
 
     def _judged(self, error: ApiError) -> ApiError:
         """The error that vLLM told, or what we know better."""
@@ -188,6 +198,12 @@ class Answer:
         if _was_validating(raised):
             words = f"The request's body has a value of a wrong type: {raised}."
             return ApiError(400, words, "invalid_type")
+        # vLLM has a handler for what was raised; but the application believes that it has begun.
+        cause, exchange = raised.__cause__, self._exchange
+        if cause is not None and exchange.explain is not None and isinstance(raised, RuntimeError):
+            error = read_error(500, exchange.explain(cause), exchange.path, exchange.body)
+            if error is not None and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+                return error
         return ApiError(500, SERVER_FAILED, "internal_error")
 
 

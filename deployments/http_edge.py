@@ -14,6 +14,7 @@ import math
 import re
 import time
 import uuid
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,6 +46,7 @@ REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1
 # json.loads reads UTF-16 and UTF-32 too, where each ASCII character has zero bytes beside it.
 _SUSPICIOUS = (*(f.encode() for f in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD)), b"\\u", b"\0")
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+REQUEST_ID_CHARS_MAX = 128
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -108,12 +110,17 @@ class HttpEdge:
         *,
         body_bytes_max: int,
         choices_max: int | None = None,
+        explain: Callable[[BaseException], bytes] | None = None,
     ) -> None:
-        """``choices_max``: engine requests at once, which bounds n and lists of prompts."""
+        """``choices_max``: engine requests at once, which bounds n and lists of prompts.
+
+        ``explain``: the JSON body that the application would answer to an exception.
+        """
         self._app = app
         self._events = events
         self._body_bytes_max = body_bytes_max
         self._choices_max = choices_max
+        self._explain = explain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI entry."""
@@ -177,6 +184,7 @@ class HttpEdge:
             body=body,
             choices_max=self._choices_max,
             failure=failure,
+            explain=self._explain,
             first_byte=lambda: self._events.first_byte(name),
         )
         answer = Answer(send, exchange)
@@ -282,11 +290,25 @@ def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
     if generates and (field := _refused_field(body)) is not None:
         message = f"Field {field!r} is reserved for transfers between workers; leave it out."
         return ApiError(400, message, "unsupported_parameter", field)
+    if generates and _has_long_id(body):
+        message = f"A request_id may have {REQUEST_ID_CHARS_MAX} characters: each chunk repeats it."
+        return ApiError(400, message, "invalid_value", "request_id")
     where = lone_surrogate(body)
     if where is not None:
         message = "A text holds half of a surrogate pair: no character, which no model can read."
         return ApiError(400, message, "invalid_value", where or None)
     return None
+
+
+def _has_long_id(body: bytes) -> bool:
+    """Whether the body names its request at length. Parsed only where it may."""
+    if len(body) <= REQUEST_ID_CHARS_MAX or not (b"request_id" in body or b"\\u" in body):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = json.loads(body)
+        name = parsed.get("request_id") if isinstance(parsed, dict) else None
+        return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
+    return False
 
 
 async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:

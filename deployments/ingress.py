@@ -80,7 +80,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> HttpEdge:
         """Late-bound application (Ray Serve calls this on the replica's loop)."""
-        from deployments.engine.front_end import build_front_end
+        from deployments.engine.front_end import build_front_end, explain
 
         app, llm = await build_front_end(self._settings.front_end, self._client)
         await self._client.start(llm)
@@ -97,6 +97,7 @@ class Ingress:
             self,
             body_bytes_max=self._settings.body_bytes_max,
             choices_max=self._settings.front_end.engine_requests_max,
+            explain=explain,
         )
 
     async def check_health(self) -> None:

@@ -25,6 +25,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.entrypoints.serve import create_error_response
 from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.exceptions import GracefulHTTPError
 from vllm.tasks import SupportedTask
@@ -178,6 +179,12 @@ async def build_front_end(
     ]
     app.state.server = SimpleNamespace(should_exit=False)
     return app, llm
+
+
+def explain(raised: BaseException) -> bytes:
+    """The body of vLLM's own answer to what a handler raised; for a stream that it broke off."""
+    assert isinstance(raised, Exception)
+    return str(create_error_response(raised).model_dump_json()).encode()
 
 
 def _arguments(settings: FrontEndSettings) -> Arguments:

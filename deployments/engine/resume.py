@@ -51,6 +51,8 @@ class ResumeScheduler(Scheduler):
         self.first_scheduled_s: dict[str, float] = {}
         # Why a grammar cannot be followed, by request id; InprocessEngine takes them in its step.
         self.refused_grammars: dict[str, str] = {}
+        self._accepts = self.structured_output_manager.accept_tokens
+        self.structured_output_manager.accept_tokens = self._accept_tokens
 
     def schedule(
         self,
@@ -87,6 +89,28 @@ class ResumeScheduler(Scheduler):
             structured = request.structured_output_request
             self.refused_grammars[request.request_id] = str(structured and structured.grammar)
         return bool(ready)
+
+    def _accept_tokens(self, request: Request, tokens: list[int]) -> bool:
+        """What vLLM asks of its structured output manager; notes grammars that end nowhere.
+
+        Left recursion compiles in xgrammar 0.2, and then allows no token at all.
+        """
+        if self._accepts(request, tokens):
+            return True
+        if self._allows_nothing(request):
+            self.refused_grammars[request.request_id] = "it allows no token"
+        return False
+
+    def _allows_nothing(self, request: Request) -> bool:
+        structured, backend = (
+            request.structured_output_request,
+            self.structured_output_manager.backend,
+        )
+        assert structured is not None
+        assert backend is not None
+        allowed = backend.allocate_token_bitmask(1)
+        structured.grammar.fill_bitmask(allowed, 0)
+        return not bool(allowed.any())
 
     def _preempt_request(self, *args: object, **kwargs: object) -> None:
         self.preemptions_total += 1

@@ -1,8 +1,8 @@
 """A grammar that compiles and that nothing can follow: one request is refused, the others go on.
 
-Relied upon in vLLM 0.32: Scheduler.grammar_compile_error_reqs, which update_from_output ends, and
-StructuredOutputRequest.grammar, which holds the exception. xgrammar 0.2 compiles left recursion and
-refuses it where the matcher is made.
+Relied upon in vLLM 0.32: update_from_output ends a request whose tokens
+StructuredOutputManager.accept_tokens does not take. xgrammar 0.2 compiles left recursion, and its
+matcher then allows no token.
 """
 
 from __future__ import annotations

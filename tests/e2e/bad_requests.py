@@ -180,6 +180,7 @@ WRONG_FIELDS = [
     Bad("options of no stream", "invalid_value", "stream_options", paths=SAMPLING,
         fields={"stream": False, "stream_options": {"include_usage": True}}),
     Bad("a stream, maybe", "invalid_type", "stream", fields={"stream": "maybe"}),
+    Bad("an id without end", "invalid_value", "request_id", fields={"request_id": "x" * 100_000}),
     Bad("transfers", "unsupported_parameter", "kv_transfer_params",
         fields={"kv_transfer_params": {"remote_host": "127.0.0.1"}}),
     Bad("transfers in arguments", "unsupported_parameter", "vllm_xargs",

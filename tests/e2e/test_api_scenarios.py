@@ -97,6 +97,7 @@ def test_no_piece_of_a_stop_string_over_four_tokens_reaches_the_client(
 ) -> None:
     told = "The keeper of the lighthouse wrote into his diary what he saw. " * sentences
     params: dict[str, Any] = {"prompt": told, "max_tokens": 24, "ignore_eos": True}
+    params["skip_special_tokens"] = False  # so that the text is the tokens' own
     body, trace = complete(cluster, [], **params, logprobs=0)
     (choice,) = body["choices"]
     tokens = choice["logprobs"]["tokens"]

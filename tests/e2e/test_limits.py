@@ -85,7 +85,10 @@ def test_metrics_leave_through_the_exporter_of_ray(cluster: Cluster) -> None:
 
 def scrape(cluster: Cluster) -> str:
     """All targets that Ray names for Prometheus."""
-    found = next(cluster.state_dir.rglob("prom_metrics_service_discovery.json"))
+    name = "prom_metrics_service_discovery.json"  # Ray writes it anew now and then
+    found = wait_until(
+        lambda: next(cluster.state_dir.rglob(name), None), timeout_s=60, what="Ray's list"
+    )
     pages = []
     for group in json.loads(found.read_text()):
         for target in group["targets"]:

@@ -131,7 +131,15 @@ def scope_of(path: str, *, method: str = "POST", **more: object) -> Scope:
 
 
 def edge_round(app: AsgiApp, events: Events) -> HttpEdge:
-    return HttpEdge(app, events, body_bytes_max=BODY_BYTES_MAX, choices_max=CHOICES_MAX)
+    return HttpEdge(
+        app, events, body_bytes_max=BODY_BYTES_MAX, choices_max=CHOICES_MAX, explain=explain
+    )
+
+
+def explain(raised: BaseException) -> bytes:
+    """As vLLM does: a ValueError is the client's."""
+    code = 400 if isinstance(raised, ValueError) else 500
+    return json.dumps({"error": {"message": str(raised), "type": "T", "code": code}}).encode()
 
 
 async def ask(

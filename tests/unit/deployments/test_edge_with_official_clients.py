@@ -25,6 +25,11 @@ CREATED = (
     b'event: response.created\ndata: {"type": "response.created", "sequence_number": 0, '
     b'"response": {}}\n\n'
 )
+DELTA_KIND = "response.output_text.delta"
+DELTA = (
+    b'event: response.output_text.delta\ndata: {"type": "response.output_text.delta", '
+    b'"sequence_number": 1, "delta": "a"}\n\n'
+)
 STARTED = (
     b'event: message_start\ndata: {"type": "message_start", "message": {"id": "x", '
     b'"type": "message", "role": "assistant", "model": "m", "content": [], '
@@ -107,12 +112,12 @@ async def test_a_chat_stream_that_fails_raises_after_its_tokens(failed: FlowFail
 
 
 async def test_a_stream_of_a_response_that_fails_raises() -> None:
-    async with openai_client(edge_round(broken(CREATED), Events(failed=POISON))) as client:
+    async with openai_client(edge_round(broken(CREATED, DELTA), Events(failed=POISON))) as client:
         stream = await client.responses.create(model="m", input="hi", stream=True)
         got: list[Any] = []
         with pytest.raises(openai.APIError) as raised:
             await drain(stream, got)
-    assert [event.type for event in got] == ["response.created"]
+    assert [event.type for event in got] == ["response.created", DELTA_KIND]
     assert (raised.value.code, raised.value.message) == (POISON.code, POISON.message)
 
 

@@ -218,7 +218,7 @@ async def test_a_stream_whose_application_fails_ends_in_an_error_event(
 ) -> None:
     events = Events()
     parts = (TOKEN, TOKEN)
-    app = App(content_type=SSE, parts=parts, fails=ValueError("bug"))
+    app = App(content_type=SSE, parts=parts, fails=ValueError("bug"))  # no handler took it
     app.fails_after_start = True
     answer = await ask(edge_round(app, events), path=path)
     *tokens, last = events_of(answer)
@@ -232,6 +232,39 @@ async def test_a_stream_whose_application_fails_ends_in_an_error_event(
     assert CURRENT_TRACE.get() is None
     if path == RESPONSES:
         assert (last["type"], last["sequence_number"]) == ("error", len(parts))
+
+
+CREATED = b'event: response.created\ndata: {"sequence_number": 0}\n\n'
+PROGRESS = b'event: response.in_progress\ndata: {"sequence_number": 1}\n\n'
+
+
+def handled(cause: Exception) -> RuntimeError:
+    """What starlette raises where an answer has begun and the application has a handler."""
+    raised = RuntimeError("Caught handled exception, but response already started.")
+    raised.__cause__ = cause
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("cause", "status", "code"),
+    [(ValueError("n must be odd"), 400, "invalid_value"), (KeyError("x"), 500, "internal_error")],
+)
+async def test_what_fails_before_a_responses_first_word_is_an_http_error(
+    cause: Exception, status: int, code: str
+) -> None:
+    app = App(content_type=SSE, parts=(CREATED, PROGRESS), fails=handled(cause))
+    app.fails_after_start = True
+    answer = await ask(edge_round(app, Events()), path=RESPONSES)
+    assert (answer.status, answer.error["code"]) == (status, code)
+    assert (answer.error["param"] == "n") == (status == 400)
+
+
+async def test_a_responses_events_keep_their_order_when_the_first_word_comes() -> None:
+    word = b'event: response.output_text.delta\ndata: {"sequence_number": 2}\n\n'
+    app = App(content_type=SSE, parts=(CREATED, PROGRESS, word))
+    answer = await ask(edge_round(app, Events()), path=RESPONSES)
+    assert answer.status == 200
+    assert [event["sequence_number"] for event in events_of(answer)] == [0, 1, 2]
 
 
 async def test_an_answer_at_once_that_breaks_off_is_cut_and_not_completed() -> None:
