@@ -41,14 +41,18 @@ def in_the_exporter(cluster: Cluster) -> None:
     """Wait until the exporter says what the status says."""
     told = {name: count for name, count in outcomes(cluster).items() if count}
 
+    found: dict[str, int] = {}
+
     def same() -> bool:
+        nonlocal found
         try:
             found = exported(cluster, "headwater_requests_total", "outcome")
-        except (OSError, StopIteration):  # Ray is writing its list of targets anew
+        except (OSError, StopIteration) as absent:  # Ray is writing its list of targets anew
+            found = {repr(absent): 0}
             return False
         return {name: count for name, count in found.items() if count} == told
 
-    wait_until(same, timeout_s=60, what=f"exporter to say {told}")
+    wait_until(same, timeout_s=60, what=lambda: f"exporter to say {told}, it says {found}")
 
 
 def generated(cluster: Cluster) -> int:
