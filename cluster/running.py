@@ -17,7 +17,10 @@ FILE = "running.json"
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A serve command that runs: its process, when that began, and where it answers."""
+    """A serve command that runs: its process, when that began, and where it answers.
+
+    logs: folder of Ray's logs, where the Ray cluster is ours.
+    """
 
     pid: int
     started_ticks: int
@@ -25,6 +28,7 @@ class Running:
     dashboard: str | None
     app: str
     model: str
+    logs: str | None = None
 
 
 def started_ticks(pid: int) -> int | None:

@@ -91,6 +91,7 @@ def _serve(
         dashboard=dashboard,
         app=launch.APP,
         model=config.model.served,
+        logs=logs,
     )
     running.write(config.state.dir, me)
     launch.deploy(config, model_path, secret)

@@ -78,6 +78,11 @@ class Cluster:
             check=False,
         )
 
+    def ray_session(self) -> Path:
+        """Ray's own folder: below the state folder only where that has a short path."""
+        running = json.loads((self.state_dir / "running.json").read_text())
+        return Path(running["logs"]).parent
+
     def is_ready(self) -> bool:
         return self.http.get("/ready").status_code == 200
 

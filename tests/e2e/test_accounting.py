@@ -47,7 +47,7 @@ def in_the_exporter(cluster: Cluster) -> None:
         nonlocal found
         try:
             found = exported(cluster, "headwater_requests_total", "outcome")
-        except (OSError, StopIteration) as absent:  # Ray is writing its list of targets anew
+        except OSError as absent:  # a target that has just gone
             found = {repr(absent): 0}
             return False
         return {name: count for name, count in found.items() if count} == told

@@ -85,10 +85,8 @@ def test_metrics_leave_through_the_exporter_of_ray(cluster: Cluster) -> None:
 
 def scrape(cluster: Cluster) -> str:
     """All targets that Ray names for Prometheus."""
-    name = "prom_metrics_service_discovery.json"  # Ray writes it anew now and then
-    found = wait_until(
-        lambda: next(cluster.state_dir.rglob(name), None), timeout_s=60, what="Ray's list"
-    )
+    found = cluster.ray_session() / "prom_metrics_service_discovery.json"
+    wait_until(found.exists, timeout_s=60, what="Ray's list of targets")
     pages = []
     for group in json.loads(found.read_text()):
         for target in group["targets"]:
