@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
 
 SUMMARY = "start the cluster and answer until Ctrl-C"
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
@@ -46,7 +47,17 @@ def run(arguments: argparse.Namespace) -> int:
         config = _with_port(config)
     if config.ray.address is None:
         _refuse_taken_dashboard(config)
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     _listen_to_signals()
+    try:
+        _run(config, began_s)
+    finally:  # whoever calls this function goes on
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def _run(config: Config, began_s: float) -> None:
     from cluster import launch
     from cluster.local_ray import ray_cluster
     from cluster.model_store import prepare_model
@@ -70,7 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
             launch.take_down(serve_is_ours=serve_is_ours and not cluster.ours)
             running.forget(config.state.dir)
     say("Stopped.")
-    return 0
 
 
 def _serve(
@@ -120,13 +130,13 @@ def _show(config: Config, endpoint: str, dashboard: str | None, trace_id: str) -
 
 
 def _listen_to_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     """First signal: an orderly end, from wherever we are; later ones do not disturb it."""
-    for known in (signal.SIGINT, signal.SIGTERM):
+    for known in ENDING_SIGNALS:
         signal.signal(known, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -141,6 +142,19 @@ def test_a_taken_dashboard_port_is_told_with_the_flag_that_mends_it(
     assert told.endswith(
         "choose another with --dashboard-port, or --dashboard-port 0 for any free one"
     )
+
+
+def test_a_serve_that_fails_leaves_the_signals_as_they_were(
+    quick: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_model(*_: object) -> None:
+        raise PrerequisiteError("no model")
+
+    monkeypatch.setattr("cluster.model_store.prepare_model", no_model)
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in both]
+    assert refused(capsys, *quick)[0] == 1
+    assert [signal.getsignal(number) for number in both] == before
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
