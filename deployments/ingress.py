@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
 from ray.serve.handle import DeploymentHandle
 
 from deployments.client_settings import ClientSettings
@@ -281,8 +282,15 @@ class Ingress:
 
 
 def _replace_route(app: FastAPI, path: str, endpoint: Callable[..., Any]) -> None:
-    """Answer a path of vLLM's application ourselves."""
-    kept = [route for route in app.router.routes if getattr(route, "path", "") != path]
-    assert len(kept) == len(app.router.routes) - 1, f"vLLM has no route {path}, or several"
-    app.router.routes[:] = kept
-    app.add_api_route(path, endpoint)
+    """Answer a path of vLLM's application ourselves; its interface stays as vLLM describes it."""
+    (theirs,) = (route for route in app.router.routes if getattr(route, "path", "") == path)
+    assert isinstance(theirs, APIRoute)
+    app.router.routes.remove(theirs)
+    app.add_api_route(
+        path,
+        endpoint,
+        name=theirs.name,
+        description=theirs.description,
+        operation_id=theirs.unique_id,
+        response_class=Response,
+    )

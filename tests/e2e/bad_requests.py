@@ -224,8 +224,6 @@ ENDLESS_GRAMMARS = [
     Bad("a response format that is itself", "invalid_value", "response_format", paths=(CHAT,),
         fields={"response_format": {
             "type": "json_schema", "json_schema": {"name": "x", "schema": ENDLESS}}}),
-    Bad("a tool that is itself", "invalid_value", "tools", paths=(CHAT,),
-        fields={"tools": [ENDLESS_TOOL], "tool_choice": "required"}),
 ]  # fmt: skip
 LONG_TEXT = "word " * (2 * CONTEXT)
 TOO_LONG = [

@@ -18,6 +18,7 @@ from tests.e2e.bad_requests import (
     CHAT,
     COMPLETIONS,
     ENDLESS_GRAMMARS,
+    ENDLESS_TOOL,
     EVERYWHERE,
     MESSAGES,
     NO_REQUESTS,
@@ -106,6 +107,25 @@ def test_a_grammar_that_nothing_can_follow_is_the_clients_mistake(cluster: Clust
     body, _ = complete(cluster, prompt(40, 8000), max_tokens=2)
     assert body["usage"]["completion_tokens"] == 2
     assert [w["pid"] for w in cluster.status()["workers"]] == before
+
+
+def test_a_tool_that_nothing_can_call_fails_where_its_grammar_ends(cluster: Cluster) -> None:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Call it."}],
+        "tools": [ENDLESS_TOOL],
+        "tool_choice": "required",
+        "temperature": 0,
+        "max_tokens": 40,
+    }
+    at_once = cluster.http.post(CHAT, json=body)
+    assert (at_once.status_code, refusal(at_once)) == (400, ("invalid_value", "tools"))
+    # Its first words can be said, so that the stream has begun when it turns out.
+    text = cluster.http.post(CHAT, json={**body, "stream": True}).text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line[:6] == "data: "]
+    *said, last = [json.loads(line) for line in lines if line != "[DONE]"]
+    assert (last["error"]["code"], last["error"]["param"]) == ("invalid_value", "tools"), last
+    assert all(event["choices"][0]["finish_reason"] is None for event in said)
 
 
 @pytest.mark.usefixtures("untouched")
