@@ -46,6 +46,7 @@ class Harness:
         self.engine = engine
         self.tokenizer = tokenizer
         self._numbers = itertools.count()
+        self.refused: list[Any] = []  # in the last run
 
     def chat(self, text: str) -> list[int]:
         message = [{"role": "user", "content": text}]
@@ -95,12 +96,14 @@ class Harness:
     def run(self) -> dict[str, Answer]:
         """Step until nothing is left to do."""
         answers: dict[str, Answer] = {}
+        self.refused = []
         for _ in range(STEPS_MAX):
             if not self.engine.has_work():
                 return answers
             result = self.engine.step()
             if result.pending_io:
                 time.sleep(0.001)  # gives the grammar's thread the core
+            self.refused += result.refused
             for output in result.outputs:
                 _take(answers.setdefault(output.request_id, Answer()), output)
         raise AssertionError(f"work is left after {STEPS_MAX} steps: {self.engine.counts()}")

@@ -167,8 +167,11 @@ def test_a_grammar_that_does_not_compile_fails_its_request_alone(harness: Harnes
     bad = harness.add([1, 2, 3], harness.params(max_tokens=5, json_schema=schema))
     good = harness.add([1, 2, 3], harness.params(max_tokens=5, ignore_eos=True))
     answers = harness.run()
-    assert answers[bad].end[0] == "error"
+    (refused,) = harness.refused
+    assert refused.request_id == bad
+    assert "its grammar cannot be followed" in refused.reason
     assert len(answers[good].tokens) == 5
+    assert bad not in answers
 
 
 def test_a_step_says_how_much_it_computed_and_when_nothing_could_run(harness: Harness) -> None:
