@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -24,7 +25,8 @@ WAYS = ["close", "reset"]
 ROUNDS = range(5)
 LONG = 1700
 STEPS_TO_CLEAN = 2
-AHEAD = 6
+ROLES = ("prefill", "decode")
+AHEAD_MIN, AHEAD_MAX = 2, 16
 
 
 def name_of(stage: str) -> str:
@@ -109,17 +111,20 @@ def test_client_leaves_while_its_prompt_is_computed(
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_client_leaves_while_queued(cluster: Cluster, way: str, round_: int) -> None:
-    seed = 2300 + 10 * (round_ + 10 * WAYS.index(way))
+    seed = 40_000 + 100 * (round_ + 10 * WAYS.index(way))
     name = name_of("queued")
     with contextlib.ExitStack() as stack:
         # Each takes a worker's whole token budget for seven steps. However the router spreads
-        # them, it gives ours to the shorter queue, in which at least two are before it.
-        for place in range(AHEAD):
-            ahead = name_of("ahead")
+        # them, it may give ours to neither worker before there are two ahead of it at both.
+        ahead: Counter[str] = Counter()
+        while len(ahead) < len(ROLES) or min(ahead.values()) < AHEAD_MIN:
+            place = ahead.total()
+            assert place < AHEAD_MAX, ahead
+            before = name_of("ahead")
             body = body_of(prompt(LONG, seed + place), max_tokens=1)
-            stack.enter_context(raw_stream(cluster, body, ahead))
-            submitted(cluster, ahead)
-        stream = stack.enter_context(raw_stream(cluster, body_of(prompt(LONG, seed + 9)), name))
+            stack.enter_context(raw_stream(cluster, body, before))
+            ahead[submitted(cluster, before).split()[2]] += 1
+        stream = stack.enter_context(raw_stream(cluster, body_of(prompt(LONG, seed + 99)), name))
         where = submitted(cluster, name)
         leave(stream, way)
         stage = "prefill" if where.endswith("as prefill") else "handover"
