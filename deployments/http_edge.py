@@ -134,16 +134,22 @@ class HttpEdge:
         generates = scope["method"] == "POST" and path in GENERATE_PATHS
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
         try:
-            await self._answer(trace, scope, receive, send, generates=generates)
+            await self._answer(trace, path, scope, receive, send, generates=generates)
         finally:
             if generates:
                 self._events.ended(trace)
 
     async def _answer(
-        self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send, *, generates: bool
+        self,
+        trace: HttpTrace,
+        path: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        generates: bool,
     ) -> None:
         """Refuse the request, or let vLLM answer it."""
-        path = _route_path(scope).rstrip("/") or "/"
         refused = Answer(send, Exchange(path, ((REQUEST_HEADER, trace.trace_id.encode()),)))
         try:
             body = await _read_body(receive, self._body_bytes_max)
@@ -160,17 +166,23 @@ class HttpEdge:
             await _refuse_busy(refused, refusal)
         else:
             try:
-                await self._generate(trace, scope, receive, send, body)
+                await self._generate(trace, path, scope, receive, send, body)
             finally:
                 self._events.release(trace.trace_id)
             return
         trace.status = refused.status
 
     async def _generate(
-        self, trace: HttpTrace, scope: Scope, receive: Receive, send: Send, body: bytes
+        self,
+        trace: HttpTrace,
+        path: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        body: bytes,
     ) -> None:
         """Let vLLM answer, under the request's name and with what the flow knows of its failure."""
-        path, name = _route_path(scope).rstrip("/"), trace.trace_id
+        name = trace.trace_id
 
         def failure() -> ApiError | None:
             failed = self._events.failure(name)

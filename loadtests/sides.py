@@ -96,7 +96,7 @@ def both_sides() -> Iterator[tuple[Side, Side]]:
 def headwater(folder: Path, config: dict[str, Any]) -> Iterator[Side]:
     """`headwater serve` with its own settings, but for free ports and a state folder here."""
     log = folder / "headwater.log"
-    port = _free_port()
+    port = free_port()
     command = [
         *(sys.executable, "-m", "cluster.cli", "serve", "--state-dir", str(folder / "state")),
         *("--port", str(port), "--dashboard-port", "0"),
@@ -113,7 +113,7 @@ def headwater(folder: Path, config: dict[str, Any]) -> Iterator[Side]:
 def plain_vllm(folder: Path, config: dict[str, Any], path: str, name: str) -> Iterator[Side]:
     """VLLM's own server with the same limits; scheduling and caching as it likes best."""
     log = folder / "plain.log"
-    port = _free_port()
+    port = free_port()
     engine = config["engine"]
     flags = [
         *("--dtype", config["model"]["dtype"]),
@@ -162,7 +162,8 @@ def _running(
             sys.stderr.write(f"{label} did not end on SIGTERM and was killed\n")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -7,7 +7,6 @@ A run's wishes are in its prompts, the same in each. Must not: import vLLM or Ra
 from __future__ import annotations
 
 import os
-import socket
 
 CREDITS_ENV = "COUNTING_CREDITS"
 MODEL = "counting"
@@ -40,11 +39,3 @@ def credit(fifo: int, tokens: int) -> None:
     """Tell the engine that so many tokens have arrived: the sum of the bytes written."""
     whole, rest = divmod(tokens, _BYTE_MAX)
     os.write(fifo, bytes([_BYTE_MAX]) * whole + bytes([rest]))
-
-
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -21,7 +21,8 @@ from cluster import application, launch
 from cluster.config import Config
 from cluster.local_ray import ray_cluster
 from deployments.worker import EngineWorker, WorkerSettings
-from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX, free_port
+from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX
+from loadtests.sides import free_port
 
 DIRECT_PORTS = range(30_000, 31_000)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT, ..._MAX_HTTP_PORT
 REPLICAS = ("ray::ServeReplica",)

@@ -22,23 +22,14 @@ from typing import IO, Any
 
 import psutil
 
-from loadtests.micro.counting import CONTEXT_TOKENS, CREDITS_ENV, MODEL, STREAMS_MAX, free_port
+from loadtests.micro.counting import CONTEXT_TOKENS, CREDITS_ENV, MODEL, STREAMS_MAX
+from loadtests.sides import PLAIN_ENVIRONMENT, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.1
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ENVIRONMENT = {**PLAIN_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": "0"}
 SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
     # Only so that the cluster ends at once.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from cluster.config import BUNDLED_MODEL, default_cache_dir
 from cluster.model_store import prepare_model
+from tests.contract.engine_harness import Harness, running_engine
 
 VARIABLE = "HEADWATER_TEST_MODEL"
 
@@ -18,3 +20,10 @@ def named_model() -> None:
     if not os.environ.get(VARIABLE):
         prepared = prepare_model(BUNDLED_MODEL, None, default_cache_dir(), lambda _line: None)
         os.environ[VARIABLE] = str(prepared.path)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    """An engine with the harness's own settings; a module that wants others has its own."""
+    with running_engine() as harness:
+        yield harness

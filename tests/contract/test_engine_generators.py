@@ -6,23 +6,15 @@ draw), TopKTopPSampler.forward_cpu (one randint a token), torch's CPU generator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.contract.engine_harness import CHUNK_TOKENS, Harness, running_engine
+from tests.contract.engine_harness import CHUNK_TOKENS, Harness
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with running_engine() as harness:
-        yield harness
 
 
 def test_a_seed_with_a_prompt_longer_than_a_step_neither_ends_the_engine_nor_changes_the_draws(

@@ -12,19 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.contract.engine_harness import SERVED_MODEL, Harness, running_engine
+from tests.contract.engine_harness import SERVED_MODEL, Harness
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with running_engine() as harness:
-        yield harness
 
 
 @pytest.fixture(autouse=True)

@@ -8,24 +8,17 @@ matcher then allows no token.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.contract.engine_harness import STEPS_MAX, Harness, running_engine
+from tests.contract.engine_harness import STEPS_MAX, Harness
 
 pytestmark = [
     pytest.mark.contract,
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
 ]
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with running_engine() as harness:
-        yield harness
 
 
 def test_the_request_is_refused_with_the_reason_and_its_neighbour_finishes(

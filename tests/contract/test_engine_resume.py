@@ -7,12 +7,11 @@ Request.append_output_token_ids, StructuredOutputManager.accept_tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.contract.engine_harness import CHUNK_TOKENS, Harness, running_engine
+from tests.contract.engine_harness import CHUNK_TOKENS, Harness
 
 pytestmark = [
     pytest.mark.contract,
@@ -60,12 +59,6 @@ CASES: dict[str, dict[str, Any]] = {
         "repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 12},
     },
 }
-
-
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with running_engine() as harness:
-        yield harness
 
 
 def _params(harness: Harness, given: dict[str, Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from loadtests.sides import PLAIN_ENVIRONMENT, free_port
 from tests.e2e.corpus import BLOCK, CASES, CONTEXT
 from tests.waiting import wait_until
 
@@ -22,21 +22,8 @@ MODEL = "SmolLM2-135M-Instruct"
 @contextmanager
 def plain_vllm(model_path: Path, *, dtype: str) -> Iterator[httpx.Client]:
     """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    port = free_port()
+    environment = {**os.environ, **PLAIN_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": "0"}
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--host", "127.0.0.1", "--port", str(port)),

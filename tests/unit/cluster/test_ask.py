@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from cluster.ask import Answer, ChatRequest, ChatStream, Message, Usage, ask, get_json
@@ -20,12 +18,6 @@ from tests.unit.cluster.fake_endpoint import (
     until_hung_up,
     usage,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[Endpoint]:
-    with fake_endpoint.endpoint() as running:
-        yield running
 
 
 def request(**fields: object) -> ChatRequest:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from cluster import cli, running
 from cluster.ask import Answer, Usage
 from cluster.commands import chat
-from tests.unit.cluster import fake_endpoint
 from tests.unit.cluster.fake_endpoint import (
     MODEL,
     Endpoint,
@@ -28,12 +26,6 @@ from tests.unit.cluster.fake_endpoint import (
     stream,
     until_hung_up,
 )
-
-
-@pytest.fixture
-def server() -> Iterator[Endpoint]:
-    with fake_endpoint.endpoint() as running_one:
-        yield running_one
 
 
 @pytest.fixture(autouse=True)

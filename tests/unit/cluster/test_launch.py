@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +10,6 @@ from ray import serve
 
 from cluster import launch
 from cluster.errors import StartError
-from tests.unit.cluster import fake_endpoint
 from tests.unit.cluster.fake_endpoint import Endpoint
 
 READY = {"ready": True, "missing": [], "reasons": {}}
@@ -27,12 +25,6 @@ RuntimeError: Traceback (most recent call last):
     raise RuntimeError(f"{problem}; remove it")
 RuntimeError: /tmp/headwater-0 is open to others (mode 755); remove it
 """
-
-
-@pytest.fixture
-def server() -> Iterator[Endpoint]:
-    with fake_endpoint.endpoint() as running:
-        yield running
 
 
 def shown(status: str, message: str = "", **deployments: str | tuple[str, str]) -> Any:
