@@ -26,7 +26,7 @@ ROUNDS = range(5)
 LONG = 1700
 STEPS_TO_CLEAN = 2
 ROLES = ("prefill", "decode")
-AHEAD_MIN, AHEAD_MAX = 2, 16
+AHEAD_MIN, AHEAD_STEP, AHEAD_MAX = 3, 8, 24
 
 
 def name_of(stage: str) -> str:
@@ -114,16 +114,18 @@ def test_client_leaves_while_queued(cluster: Cluster, way: str, round_: int) -> 
     seed = 40_000 + 100 * (round_ + 10 * WAYS.index(way))
     name = name_of("queued")
     with contextlib.ExitStack() as stack:
-        # Each takes a worker's whole token budget for seven steps. However the router spreads
-        # them, it may give ours to neither worker before there are two ahead of it at both.
-        ahead: Counter[str] = Counter()
-        while len(ahead) < len(ROLES) or min(ahead.values()) < AHEAD_MIN:
-            place = ahead.total()
-            assert place < AHEAD_MAX, ahead
-            before = name_of("ahead")
-            body = body_of(prompt(LONG, seed + place), max_tokens=1)
-            stack.enter_context(raw_stream(cluster, body, before))
-            ahead[submitted(cluster, before).split()[2]] += 1
+        # Each takes a worker's whole token budget for seven steps. All are sent before any is
+        # looked for: looking takes time, in which the first would be done. However the router
+        # spreads them, ours is given to neither worker before there are some ahead of it at both.
+        names: list[str] = []
+        at: Counter[str] = Counter()
+        while len(at) < len(ROLES) or min(at.values()) < AHEAD_MIN:
+            assert len(names) < AHEAD_MAX, at
+            for _ in range(AHEAD_STEP):
+                body = body_of(prompt(LONG, seed + len(names)), max_tokens=1)
+                names.append(name_of("ahead"))
+                stack.enter_context(raw_stream(cluster, body, names[-1]))
+            at = Counter(submitted(cluster, before).split()[2] for before in names)
         stream = stack.enter_context(raw_stream(cluster, body_of(prompt(LONG, seed + 99)), name))
         where = submitted(cluster, name)
         leave(stream, way)
