@@ -26,7 +26,7 @@ ROUNDS = range(5)
 LONG = 1700
 STEPS_TO_CLEAN = 2
 ROLES = ("prefill", "decode")
-AHEAD_MIN, AHEAD_STEP, AHEAD_MAX = 3, 8, 24
+AHEAD_MIN, AHEAD_STEP, AHEAD_MAX = 2, 4, 12
 
 
 def name_of(stage: str) -> str:
