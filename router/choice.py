@@ -38,15 +38,23 @@ class Option:
     total_ms: float
     engine_blocks: int
     slab_blocks: int
+    pulled_blocks: int = 0  # beyond these, from another node's slab
+
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks of the prompt that need not be computed here."""
+        return max(self.engine_blocks, self.slab_blocks) + self.pulled_blocks
 
 
 @dataclass(slots=True)
 class NodeOptions:
-    """The options on one node, which may be paired with each other."""
+    """The options on one node."""
 
     prefills: list[Option]
-    remotes: list[Option]  # decode workers with the prompt computed elsewhere
+    remotes: list[Option]  # decode workers with the prompt computed by one of prefills
     locals: list[Option]  # decode workers that compute it themselves
+    aways: list[Option]  # decode workers with the prompt computed on another node
+    is_readable: bool = False  # other nodes can pull from its slab
 
 
 Pair = tuple[float, Option | None, Option]
@@ -79,6 +87,7 @@ def choose(
             prefills = _shortlist(node.prefills, settings.shortlist_max)
             remotes = _shortlist(node.remotes, settings.shortlist_max)
             pairs += [(p.total_ms + d.total_ms, p, d) for p in prefills for d in remotes]
+    pairs += _across_nodes(nodes, settings.shortlist_max)
     if not pairs:
         return None
     pairs.sort(key=_cost)
@@ -94,7 +103,24 @@ def choose(
         if option is not None:
             option.worker.chosen = tick
     total = sum(len(n.locals) + len(n.prefills) * len(n.remotes) for n in nodes)
+    readable = [n for n in nodes if n.is_readable]
+    aways = sum(len(n.aways) for n in nodes)
+    total += sum(len(n.prefills) * (aways - len(n.aways)) for n in readable)
     return Choice(pair, len(tied), candidates, total, reason)
+
+
+def _across_nodes(nodes: Sequence[NodeOptions], count: int) -> list[Pair]:
+    """Pairs whose decode worker pulls the blocks from the slab of the prefill worker's node."""
+    aways = [option for node in nodes for option in node.aways]
+    if not aways:
+        return []
+    prefills = [option for node in nodes if node.is_readable for option in node.prefills]
+    return [
+        (p.total_ms + d.total_ms, p, d)
+        for p in _shortlist(prefills, count)
+        for d in _shortlist(aways, count)
+        if p.worker.slab_source != d.worker.slab_source
+    ]
 
 
 def ttft_ms(prefill: Option | None, decode: Option) -> float:
@@ -132,10 +158,11 @@ def _candidate(pair: Pair, block_size: int) -> Candidate:
         cost_ms,
         ttft_ms(prefill, decode),
         cost_terms(None if prefill is None else prefill.terms, decode.terms),
-        max(computing.engine_blocks, computing.slab_blocks) * block_size,
+        computing.cached_blocks * block_size,
         0 if prefill is None else prefill.engine_blocks * block_size,
         decode.engine_blocks * block_size,
         computing.slab_blocks * block_size,
+        computing.pulled_blocks * block_size,
     )
 
 
@@ -151,7 +178,7 @@ def _reason(pair: Pair, pairs: list[Pair], block_size: int) -> Reason:
     remote = next((other for other in pairs if other[1] is not None), None)
     if remote is None or remote[1] is None:
         return "cheapest"
-    cached_tokens = max(decode.engine_blocks, decode.slab_blocks) * block_size
+    cached_tokens = decode.cached_blocks * block_size
     saved_ms = cached_tokens * decode.worker.cost.prefill.first
     if saved_ms >= decode.terms[1]:  # than what is left to compute
         return "prefix_on_decode"

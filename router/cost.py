@@ -7,8 +7,10 @@ Minimised is the predicted TTFT of this request plus what it costs others (DESIG
   prompt at P, decode at D   queue(P) + load(P) + compute(P) + handoff(D) + decode(D) + caused(P, D)
   prompt at D itself         queue(D) + load(D) + compute(D)              + decode(D) + caused(D)
 
-No term depends on P and D together, except that both must reach the same slab; so the cheapest pair
-of a node is its cheapest P with its cheapest D.
+No term depends on P and D together, except that handoff(D) loads blocks from the slab of D's node
+or pulls them from P's; so the cheapest pair is that of one node, its cheapest P with its cheapest
+D, or the cheapest P anywhere with the D that is cheapest when it has to pull. load() pulls what
+only another node's slab has, where that takes less time than to compute it.
 
 caused = weight * (at P: compute for each request in flight, as that many are taken to come behind
 it; at D: what is computed there for each stream that it stalls, and the growth of the step for each
@@ -35,6 +37,7 @@ class WorkerCost:
     step: TwoTermFit  # x: 1, y: streams in the batch
     load: TwoTermFit  # x: 1, y: blocks
     handoff: TwoTermFit  # x: 1, y: blocks
+    pull: TwoTermFit  # x: 1, y: blocks
 
     def prefill_ms(self, tokens: int, context_tokens: int) -> float:
         """Time to compute `tokens` new tokens that follow `context_tokens` cached ones."""
@@ -53,9 +56,13 @@ class WorkerCost:
         """Time to load blocks from the slab; nothing for none."""
         return self.load.first + self.load.second * blocks if blocks > 0 else 0.0
 
+    def pull_ms(self, blocks: int) -> float:
+        """Time to pull blocks from another node's slab; nothing for none."""
+        return self.pull.first + self.pull.second * blocks if blocks > 0 else 0.0
+
     def validate(self) -> None:
         """Check the bounds of the constants. Raises AssertionError."""
-        for fit in (self.prefill, self.step, self.load, self.handoff):
+        for fit in (self.prefill, self.step, self.load, self.handoff, self.pull):
             fit.validate()
 
 
@@ -104,6 +111,12 @@ class CostModel:
         if cost is not None:
             cost.load.observe(1.0, blocks, ms)
 
+    def observe_pull(self, worker: str, blocks: int, ms: float) -> None:
+        """Sample: `blocks` blocks came from another node's slab in `ms`."""
+        cost = self._workers.get(worker)
+        if cost is not None:
+            cost.pull.observe(1.0, blocks, ms)
+
     def observe_handoff(self, worker: str, ms: float) -> None:
         """Sample: between prefill's and decode's first tokens went `ms`, loads and step apart."""
         cost = self._workers.get(worker)
@@ -129,6 +142,7 @@ class CostModel:
             fit((s.step_start_ms, s.step_start_ms_per_stream), 1.0, 4.0),
             fit((s.load_start_ms, s.load_start_ms_per_block), 1.0, 16.0),
             fit((s.handoff_start_ms, s.load_start_ms_per_block), 1.0, 16.0),
+            fit((s.pull_start_ms, s.pull_start_ms_per_block), 1.0, 16.0),
         )
 
 
@@ -154,6 +168,10 @@ class Work:
     queued_tokens: int = 0
     free_blocks: int | None = None
     slots: int = 1
+    peer_blocks: int = 0
+    """Blocks in the slab of another node that can be read, from block 0."""
+    pulled_blocks: int = 0
+    """Result of prefill_terms and decode_terms: those of them that are worth pulling."""
 
 
 Terms = tuple[float, float, float, float, float, float]
@@ -161,24 +179,55 @@ Terms = tuple[float, float, float, float, float, float]
 
 
 def prefill_terms(cost: WorkerCost, work: Work) -> Terms:
-    """Terms of computing the prompt at a prefill worker, without the decode worker's."""
-    cached = max(work.engine_blocks, work.slab_blocks)
-    cached_tokens = cached * work.block_size
-    compute = cost.prefill_ms(work.total_tokens - cached_tokens, cached_tokens)
+    """Terms of computing the prompt at a prefill worker, without the decode worker's.
+
+    Mutates work.pulled_blocks.
+    """
+    load, compute = _load_and_compute_ms(cost, work, work.engine_blocks)
     return (
         cost.queue_ms(work.queued_tokens),
         compute,
-        cost.load_ms(work.slab_blocks - work.engine_blocks),
+        load,
         0.0,
         0.0,
         work.weight * compute * work.in_flight,
     )
 
 
+def _load_and_compute_ms(cost: WorkerCost, work: Work, engine_blocks: int) -> tuple[float, float]:
+    """(load, compute) of a prompt with what the worker's own caches, its slab and a peer hold."""
+    total, block_size, slab = work.total_tokens, work.block_size, work.slab_blocks
+    cached = max(slab, engine_blocks)
+    compute = cost.prefill_ms(total - cached * block_size, cached * block_size)
+    load = cost.load_ms(slab - engine_blocks)
+    work.pulled_blocks = 0
+    if work.peer_blocks > cached:
+        pull = cost.pull_ms(work.peer_blocks - cached)
+        with_peer = work.peer_blocks * block_size
+        rest = cost.prefill_ms(total - with_peer, with_peer)
+        if pull + rest < compute:
+            work.pulled_blocks = work.peer_blocks - cached
+            return load + pull, rest
+    return load, compute
+
+
+def away_terms(cost: WorkerCost, work: Work, remote: Terms) -> Terms:
+    """`remote` of decode_terms, with the prompt computed on another node: blocks are pulled."""
+    whole = work.total_tokens // work.block_size
+    engine, slab = work.engine_blocks, work.slab_blocks
+    here = cost.load_ms(whole - engine)
+    away = cost.load_ms(slab - engine) + cost.pull_ms(whole - max(slab, engine))
+    queue, compute, load, handoff, decode, caused = remote
+    return queue, compute, load, handoff - here + away, decode, caused
+
+
 def decode_terms(cost: WorkerCost, work: Work, stalled_min: float) -> tuple[Terms, Terms]:
-    """Terms of a decode worker: with the prompt from a prefill worker, and with it its own."""
+    """Terms of a decode worker: with the prompt from a prefill worker, and with it its own.
+
+    Mutates work.pulled_blocks, for the latter.
+    """
     block_size, total, weight = work.block_size, work.total_tokens, work.weight
-    engine, slab, in_flight = work.engine_blocks, work.slab_blocks, work.in_flight
+    engine, in_flight = work.engine_blocks, work.in_flight
     per_token, per_stream = cost.prefill.first, cost.step.second
     decode = cost.step.first + per_stream * (in_flight + 1) + _wait_ms(cost, work)
     stalled = max(stalled_min, in_flight)
@@ -189,11 +238,9 @@ def decode_terms(cost: WorkerCost, work: Work, stalled_min: float) -> tuple[Term
     handoff = cost.handoff.first + cost.load_ms(whole - engine) + queue + tail
     remote = (0.0, 0.0, 0.0, handoff, decode, weight * (tail * stalled + growth))
     most = (total - 1) // block_size  # at least the last token is computed
-    engine = min(most, engine)
-    cached = max(slab, engine)
-    compute = cost.prefill_ms(total - cached * block_size, cached * block_size)
+    load, compute = _load_and_compute_ms(cost, work, min(most, engine))
     caused = weight * (compute * stalled + growth)
-    return remote, (queue, compute, cost.load_ms(slab - engine), 0.0, decode, caused)
+    return remote, (queue, compute, load, 0.0, decode, caused)
 
 
 def cost_terms(prefill: Terms | None, decode: Terms) -> CostTerms:

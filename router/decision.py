@@ -84,6 +84,8 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     """Tokens in the decode engine's own cache."""
     slab_cached_tokens: int
     """Tokens in the slab of their node."""
+    pulled_tokens: int
+    """Tokens beyond those that are pulled from another node's slab."""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -106,7 +108,9 @@ class Decision(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...]
     candidates_total: int
     elsewhere_tokens: int
-    """Longest prefix on another node's slab: listed, not usable without a network transport."""
+    """Longest prefix on another node's slab, whether it is worth pulling or not."""
+    pull_from: str
+    """Node from whose slab whoever computes the prompt pulls blocks first; empty: none."""
     degraded_sources: tuple[str, ...]
     """Sources whose blocks did not count because what they hold is in doubt."""
 

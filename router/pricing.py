@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 
 from router.choice import NodeOptions, Option, Worker
-from router.cost import Work, decode_terms, prefill_terms
+from router.cost import Work, away_terms, decode_terms, prefill_terms
 from router.decision import RouteRequest
 from router.load import Load, LoadBook
 from router.settings import RouterSettings
@@ -26,6 +26,8 @@ class NodeGroup:
     name: str
     slab_source: str
     place: int
+    is_readable: bool = False
+    """Other nodes can pull blocks from its slab."""
     prefills: list[Worker] = field(default_factory=list)
     decodes: list[Worker] = field(default_factory=list)
 
@@ -38,6 +40,10 @@ class ModelGroup:
     nodes: dict[str, NodeGroup] = field(default_factory=dict)
     slots: int = 0  # of decode workers
     node_of: dict[str, NodeGroup] = field(default_factory=dict)  # source -> its node
+
+    def has_peers(self) -> bool:
+        """Whether some node can pull blocks from another."""
+        return len(self.nodes) > 1 and any(node.is_readable for node in self.nodes.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +101,26 @@ class Pricing:
             output_tokens=min(request.max_tokens, settings.expected_output_tokens),
             weight=weight,
         )
+        has_peers = model.has_peers()
+        peers = self.peers(model, matched) if has_peers else []
         options: list[NodeOptions] = []
         for node, loads, _ in nodes:
-            priced = self._node(node, loads, request, work, matched, now_s)
-            if priced is not None:
-                options.append(priced)
-        if not any(priced.locals or priced.prefills for priced in options):
-            return Prices([], weight, complete=complete)
+            work.peer_blocks = next((b for b, source in peers if source != node.slab_source), 0)
+            options.append(self._node(node, loads, request, work, matched, now_s, has_peers))
         return Prices(options, weight, complete=complete)
+
+    def peers(self, model: ModelGroup, matched: dict[str, int]) -> list[tuple[int, str]]:
+        """(blocks, slab) of the two slabs that others can read and that hold most of the prompt."""
+        node_of = model.node_of
+        found = [
+            (blocks, source)
+            for source, blocks in matched.items()
+            if (node := node_of.get(source)) is not None
+            and node.is_readable
+            and source == node.slab_source
+            and node.name not in self.no_handoff
+        ]
+        return nlargest(2, found)
 
     def _node(
         self,
@@ -112,21 +130,26 @@ class Pricing:
         work: Work,
         matched: dict[str, int],
         now_s: float,
-    ) -> NodeOptions | None:
-        """Price one node; None if no decode worker is left there. Mutates `work`: scratch."""
+        has_peers: bool,  # noqa: FBT001
+    ) -> NodeOptions:
+        """Price one node. Mutates `work`: scratch."""
         wants, excluded = request.needs_prefill_worker, request.excluded
         # Whoever computes the prompt computes at least its last token.
         most = (work.total_tokens - 1) // work.block_size
         slab_blocks = work.slab_blocks = min(matched.get(node.slab_source, 0), most)
-        options = NodeOptions([], [], [])
-        if wants is not False and node.decodes and node.name not in self.no_handoff:
+        work.peer_blocks = min(work.peer_blocks, most)
+        hands_over = node.name not in self.no_handoff
+        options = NodeOptions([], [], [], [], is_readable=node.is_readable)
+        if wants is not False and hands_over and (node.decodes or has_peers):
             for worker in node.prefills:
                 if worker.name in excluded:
                     continue
                 work.engine_blocks = min(matched.get(worker.engine_source, 0), most)
                 work.in_flight, work.queued_tokens, _ = self.loads.load(worker.name, now_s)
                 terms = prefill_terms(worker.cost, work)
-                option = Option(worker, terms, sum(terms), work.engine_blocks, slab_blocks)
+                option = Option(
+                    worker, terms, sum(terms), work.engine_blocks, slab_blocks, work.pulled_blocks
+                )
                 options.prefills.append(option)
         stalled_min = self.settings.streams_stalled_min
         for worker, load in zip(node.decodes, loads, strict=True):
@@ -137,11 +160,16 @@ class Pricing:
             work.slots = worker.view.slots
             remote, local = decode_terms(worker.cost, work, stalled_min)
             blocks = min(work.engine_blocks, most)
-            if options.prefills or wants is True:
+            if options.prefills:
                 options.remotes.append(Option(worker, remote, sum(remote), blocks, slab_blocks))
+            if has_peers and hands_over and wants is not False:
+                away = away_terms(worker.cost, work, remote)
+                options.aways.append(Option(worker, away, sum(away), blocks, slab_blocks))
             if wants is not True:
-                options.locals.append(Option(worker, local, sum(local), blocks, slab_blocks))
-        return options if options.remotes or options.locals else None
+                options.locals.append(
+                    Option(worker, local, sum(local), blocks, slab_blocks, work.pulled_blocks)
+                )
+        return options
 
 
 def _any_role(node: NodeGroup) -> NodeGroup:
@@ -172,4 +200,8 @@ def _worth_pricing(
         key=lambda n: (n[2] / len(n[0].decodes), (n[0].place - turn) % total),
     )
     places += [n[0].place for n in idle]
+    if model.has_peers():  # the prompt may be computed where no decode worker is
+        prefill_only = [n for n in nodes if n[0].prefills and not n[0].decodes]
+        turned = nsmallest(count // 2, prefill_only, key=lambda n: (n[0].place - turn) % total)
+        places += [n[0].place for n in turned]
     return [nodes[place] for place in sorted(set(places))]

@@ -173,6 +173,10 @@ class Router:
         """Sample for the fit: see CostModel.observe_load."""
         self.costs.observe_load(worker, blocks, ms)
 
+    def observe_pull(self, worker: str, blocks: int, ms: float) -> None:
+        """Sample for the fit: see CostModel.observe_pull."""
+        self.costs.observe_pull(worker, blocks, ms)
+
     def observe_handoff(self, worker: str, ms: float) -> None:
         """Sample for the fit: see CostModel.observe_handoff."""
         self.costs.observe_handoff(worker, ms)
@@ -195,11 +199,12 @@ class Router:
         )
         self._tick += 1
         prices = self._pricing.prices(model, request, matched, now_s, self._tick)
-        if not prices.nodes and not prices.complete:  # all of these are excluded; others are not
+        choice = choose(prices.nodes, self.settings, model.block_size, self._tick)
+        if choice is None and not prices.complete:  # all of these are excluded; others are not
             prices = self._pricing.prices(
                 model, request, matched, now_s, self._tick, everything=True
             )
-        choice = choose(prices.nodes, self.settings, model.block_size, self._tick)
+            choice = choose(prices.nodes, self.settings, model.block_size, self._tick)
         if choice is None:
             decodes = (w for node in model.nodes.values() for w in node.decodes)
             usable = any(worker.name not in request.excluded for worker in decodes)
@@ -228,17 +233,21 @@ class Router:
     ) -> Decision:
         cost_ms, prefill, decode = choice.pair
         computing = prefill or decode
-        cached = max(computing.engine_blocks, computing.slab_blocks) * model.block_size
+        cached = computing.cached_blocks * model.block_size
         degraded = tuple(s for s in self.index.degraded(request.model) if s in model.node_of)
         if degraded:
             for kind in {source.partition(":")[0] for source in degraded}:
                 self.fallbacks_total[f"{kind}_in_doubt"] += 1
         if not request.block_hashes and request.prompt_tokens >= model.block_size:
             self.fallbacks_total["no_hashes"] += 1
-        slab = decode.worker.slab_source
+        slab = computing.worker.slab_source
         elsewhere = max(
             (n for s, n in matched.items() if s[:5] == "slab:" and s != slab), default=0
         )
+        pull_from = ""
+        if computing.pulled_blocks:
+            peers = self._pricing.peers(model, matched)
+            pull_from = next(model.node_of[s].name for _, s in peers if s != slab)
         return Decision(
             request_id=request.request_id,
             model=request.model,
@@ -255,6 +264,7 @@ class Router:
             candidates=choice.candidates,
             candidates_total=choice.total,
             elsewhere_tokens=elsewhere * model.block_size,
+            pull_from=pull_from,
             degraded_sources=degraded,
         )
 
@@ -291,6 +301,7 @@ class Router:
                 node = NodeGroup(view.node, worker.slab_source, len(model.nodes))
                 model.nodes[view.node] = node
             model.node_of[worker.engine_source] = model.node_of[worker.slab_source] = node
+            node.is_readable = node.is_readable or bool(view.slab_peer)
             if view.role == "prefill":
                 node.prefills.append(worker)
             else:

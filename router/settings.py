@@ -26,6 +26,9 @@ class RouterSettings:
     load_start_ms: float = 2.0
     """Fixed part of loading blocks from the slab."""
     load_start_ms_per_block: float = 1.0
+    pull_start_ms: float = 5.0
+    """Fixed part of pulling blocks from another node's slab."""
+    pull_start_ms_per_block: float = 2.0
     handoff_start_ms: float = 40.0
     """Fixed part of handing a request over (submit, look-up, one idle step), without loading."""
 

@@ -26,6 +26,8 @@ class WorkerView:
     """Requests that its engine runs at once (max_num_seqs)."""
     machine: str = ""
     """Kind of machine and of engine build; workers of one kind share their cost constants."""
+    slab_peer: str = ""
+    """Address at which other nodes read the slab of its node; empty: they cannot."""
 
 
 @dataclass(frozen=True, slots=True)

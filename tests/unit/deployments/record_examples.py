@@ -62,7 +62,7 @@ def lost() -> AttemptRecord:
 def candidate(prefill_worker: str | None, worker: str, compute_ms: float) -> Candidate:
     terms = CostTerms(1.0, compute_ms, 2.0, 3.0, 4.0, 5.0)
     cost_ms = 15.0 + compute_ms
-    return Candidate(prefill_worker, worker, cost_ms, cost_ms, terms, 64, 0, 0, 64)
+    return Candidate(prefill_worker, worker, cost_ms, cost_ms, terms, 64, 0, 0, 64, 0)
 
 
 def decision(
@@ -85,6 +85,7 @@ def decision(
         candidates=shown,
         candidates_total=len(shown),
         elsewhere_tokens=0,
+        pull_from="",
         degraded_sources=degraded,
     )
 
