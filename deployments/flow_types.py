@@ -151,6 +151,7 @@ class SubmitAttempt:
     Attributes:
         resume_tokens: tokens the client has already, as output tokens of this attempt.
         handoff: key of the lease under which prefill leaves the blocks for decode, or finds them.
+        pull_from: node whose slab has blocks that the worker's own has not; empty: none.
 
     """
 
@@ -160,6 +161,7 @@ class SubmitAttempt:
     role: Role
     resume_tokens: tuple[int, ...]
     handoff: str | None
+    pull_from: str
     payload: object
 
 

@@ -100,9 +100,12 @@ class RequestFlow:
         request.compute_tokens = decision.compute_tokens
         if decision.prefill is not None:
             effects = self._end_handoff(request)
-            return [*effects, self._attempt(request, decision.prefill, Role.PREFILL, why, now_s)]
-        effects = self._end_handoff_elsewhere(request, decision.decode)
-        return [*effects, self._attempt(request, decision.decode, Role.DECODE, why, now_s)]
+            worker, role = decision.prefill, Role.PREFILL
+        else:
+            effects = self._end_handoff_out_of_reach(request, decision.decode)
+            worker, role = decision.decode, Role.DECODE
+        attempt = self._attempt(request, worker, role, why, now_s, pull_from=decision.pull_from)
+        return [*effects, attempt]
 
     def _plan(self, request: _Request, now_s: float) -> Decision:
         """Ask the router; a worker of the other role serves where its own role has none left."""
@@ -126,10 +129,20 @@ class RequestFlow:
             return decision
 
     def _attempt(
-        self, request: _Request, worker: str, role: Role, why: str, now_s: float
+        self,
+        request: _Request,
+        worker: str,
+        role: Role,
+        why: str,
+        now_s: float,
+        *,
+        pull_from: str = "",
     ) -> SubmitAttempt:
-        """Begin a stay at ``worker`` under a fresh attempt id."""
+        """Begin a stay at ``worker`` under a fresh attempt id; it takes an open hand-off over."""
         intake = request.intake
+        left_by = self._node_of(request.handoff[0]) if request.handoff else None
+        if left_by is not None and left_by != self._node_of(worker):
+            pull_from = left_by
         name = f"{intake.request_id}~{len(request.record.attempts) + 1}"
         attempt = AttemptRecord(name, worker, role, why, now_s, len(request.tokens))
         request.record.attempts.append(attempt)
@@ -148,6 +161,7 @@ class RequestFlow:
             role=role,
             resume_tokens=tuple(request.tokens),
             handoff=None if request.handoff is None else request.handoff[1],
+            pull_from=pull_from,
             payload=intake.payload,
         )
 
@@ -232,23 +246,24 @@ class RequestFlow:
             return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
         return self._start(request, "hand-over, planned worker gone", now_s)
 
-    def _end_handoff_elsewhere(self, request: _Request, worker: str) -> list[Effect]:
-        """A worker of another node cannot take them over: they lie in their own node's slab."""
-        there = request.handoff and self._node_of(request, request.handoff[0])
-        is_elsewhere = there is not None and there != self._node_of(request, worker)
-        return self._end_handoff(request) if is_elsewhere else []
+    def _end_handoff_out_of_reach(self, request: _Request, worker: str) -> list[Effect]:
+        """A worker of another node takes them over only where their node's slab can be read."""
+        there = self._router.view(request.handoff[0]) if request.handoff else None
+        if there is None or there.slab_peer or there.node == self._node_of(worker):
+            return []
+        return self._end_handoff(request)
 
     def _end_handoff(self, request: _Request) -> list[Effect]:
         """Nobody takes the blocks over. Where their worker is lost, the agent ends the lease."""
         handoff, request.handoff = request.handoff, None
-        if handoff is None or self._node_of(request, handoff[0]) is None:
+        if handoff is None or self._node_of(handoff[0]) is None:
             return []
         return [EndHandoff(*handoff)]
 
-    def _node_of(self, request: _Request, worker: str) -> str | None:
-        """A worker's node; None when it is lost. Walks all workers: not for the common way."""
-        views = self._router.workers(request.intake.model)
-        return next((view.node for view in views if view.worker == worker), None)
+    def _node_of(self, worker: str) -> str | None:
+        """A worker's node; None when it is lost."""
+        view = self._router.view(worker)
+        return None if view is None else view.node
 
     # ---- 5. on death: plan again with the tokens so far -------------------------------------
 

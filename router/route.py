@@ -95,6 +95,11 @@ class Router:
         views = [w.view for w in self._workers.values() if w.view.model == model]
         return tuple(sorted(views, key=lambda view: view.worker))
 
+    def view(self, worker: str) -> WorkerView | None:
+        """View of one worker; None when it is not known."""
+        known = self._workers.get(worker)
+        return None if known is None else known.view
+
     def is_ready(self, worker: str) -> bool:
         """Whether a worker is known and takes work."""
         known = self._workers.get(worker)
