@@ -109,8 +109,10 @@ class Client:
 class World:
     """The flow, its workers and its clients; asserts after every effect."""
 
-    def __init__(self, limits: FlowLimits = LIMITS) -> None:
+    def __init__(self, limits: FlowLimits = LIMITS, *, slabs_readable: bool = False) -> None:
+        """slabs_readable: workers pull blocks from other nodes' slabs."""
         self.limits = limits
+        self.slabs_readable = slabs_readable
         self.router = Router(RouterSettings(seed=3))
         self.records = RecordStore()
         self.flow = RequestFlow(self.router, limits, self.records)
@@ -139,7 +141,13 @@ class World:
         worker = self.workers[name]
         role = worker.role.value
         view = WorkerView(
-            name, MODEL, "prefill" if role == "prefill" else "decode", worker.node, 32, state
+            name,
+            MODEL,
+            "prefill" if role == "prefill" else "decode",
+            worker.node,
+            32,
+            state,
+            slab_peer=f"{worker.node}:7000" if self.slabs_readable else "",
         )
         self.router.add_worker(view)
 
@@ -199,7 +207,8 @@ class World:
             else:
                 worker.running[message.attempt] = (message, list(message.resume_tokens))
                 if message.role is Role.DECODE and message.handoff is not None:
-                    self.leases.pop((worker.node, message.handoff), None)  # taken over
+                    there = message.pull_from or worker.node
+                    self.leases.pop((there, message.handoff), None)  # taken over
         given_up = set(worker.running) - set(self.flow._by_attempt)
         assert not given_up, "a worker is told of each attempt that is wanted no more"
 

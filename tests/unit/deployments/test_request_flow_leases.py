@@ -117,6 +117,33 @@ def test_a_decode_worker_of_another_node_cannot_take_over_so_the_lease_ends(
     world.check_settled()
 
 
+def test_a_decode_worker_of_another_node_takes_over_where_slabs_can_be_read() -> None:
+    world = World(slabs_readable=True)
+    world.join("p1", "d1")
+    lost = handed_over(world)
+    assert (lost, world.attempts[-1].pull_from) == ("d1", "")
+    world.join("d9", node="b")
+    world.view("p1", "draining")
+    world.lose("d1")
+    assert world.at("r") == "d9"
+    assert (world.attempts[-1].handoff, world.attempts[-1].pull_from) == ("r~1", "a")
+    world.run()
+    assert world.ended_handoffs == []
+    world.check_settled()
+
+
+def test_a_hand_off_to_a_node_of_its_own_names_the_slab_that_has_the_blocks() -> None:
+    world = World(slabs_readable=True)
+    world.join("p1")
+    world.join("d1", node="b")
+    handed_over(world)
+    first, second = world.attempts
+    assert (first.worker, first.handoff, first.pull_from) == ("p1", "r~1", "")
+    assert (second.worker, second.handoff, second.pull_from) == ("d1", "r~1", "a")
+    world.run()
+    world.check_settled()
+
+
 def test_the_lease_of_a_lost_prefill_worker_is_left_to_the_agent(world: World) -> None:
     world.join("p1", "d1")
     handed_over(world)

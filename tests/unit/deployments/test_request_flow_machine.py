@@ -36,9 +36,9 @@ any_name = st.sampled_from(sorted(NODES))
 class FlowMachine(RuleBasedStateMachine):
     """Workers p* prefill, d* decode, on two nodes; links deliver what and when they like."""
 
-    @initialize(limits=limits, names=starts)
-    def begin(self, limits: FlowLimits, names: str) -> None:
-        self.world = World(limits)
+    @initialize(limits=limits, names=starts, slabs_readable=st.booleans())
+    def begin(self, limits: FlowLimits, names: str, *, slabs_readable: bool) -> None:
+        self.world = World(limits, slabs_readable=slabs_readable)
         for name in names.split():
             self.world.join(name, node=NODES[name])
 
