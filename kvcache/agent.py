@@ -12,13 +12,11 @@ the loop, on `clock`. ledger(), drain_events() and the like may be called from a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 import uuid
@@ -26,11 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from kvcache.agent_peers import Peers
 from kvcache.agent_session import Session, SessionState
+from kvcache.agent_socket import is_same_user, listen, lock_path
 from kvcache.arena import Arena
 from kvcache.errors import (
-    AgentAlreadyRunning,
-    AgentStartFailed,
     ProtocolError,
     RegistrationRefused,
     UnknownModel,
@@ -38,14 +36,13 @@ from kvcache.errors import (
 from kvcache.events import EventBatch, Snapshot, slab_source
 from kvcache.leases import Owner
 from kvcache.ledger import SlotLedger
-from kvcache.protocol import PROTOCOL_VERSION, Hello, Refused, decode_request
+from kvcache.protocol import PROTOCOL_VERSION, Hello, Refused, Reply, decode_request
 from kvcache.slot_table import ORPHAN_TTL_S_DEFAULT
 
 SESSIONS_MAX: Final = 256
 MODELS_MAX: Final = 16
 HELLO_TIMEOUT_S: Final = 5.0
 IDLE_WAIT_S: Final = 1.0
-SOCKET_PATH_BYTES_MAX: Final = 107  # sun_path, without its final zero
 
 log = logging.getLogger(__name__)
 
@@ -76,15 +73,18 @@ class AgentServer:
         self._lock = threading.RLock()  # guards the arenas; held while one request is handled
         self._arenas: dict[str, Arena] = {}
         self._sessions: dict[int, Session] = {}
-        self._last_session = 0
+        self._last_connection = 0  # of sessions and peers: owners share one number space
         self._is_closing = False
         self._has_announced = False
         self._accept_again_s: float | None = None  # not None: accepting pauses until then
-        self._path_lock = _lock_path(socket_path)
-        self._listener = _listen(socket_path, self._path_lock)
+        self._path_lock = lock_path(socket_path)
+        self._listener = listen(socket_path, self._path_lock, SESSIONS_MAX)
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.settimeout(0.0)
         self._wake_out.settimeout(0.0)
+        self.peers = Peers(
+            self._lock, self._arenas, self._next_connection, clock, self.wake, self._fail
+        )
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
@@ -135,7 +135,9 @@ class AgentServer:
     def end_handoff(self, model: str, handoff: str) -> bool:
         """Ends a hand-off lease, as the ingress does on an abort. Raises UnknownModel."""
         with self._lock:
-            return self._arena(model).end_handoff(handoff)
+            was_open = self._arena(model).end_handoff(handoff)
+        self.wake()
+        return was_open
 
     def clear(self, model: str) -> None:
         """Drops every published block of a model. Raises UnknownModel."""
@@ -160,6 +162,15 @@ class AgentServer:
             self.wake()
         self._thread.join()
 
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self._is_closing = True
+        self.wake()
+
+    def _next_connection(self) -> int:
+        self._last_connection += 1
+        return self._last_connection
+
     def _arena(self, model: str) -> Arena:
         arena = self._arenas.get(model)
         if arena is None:
@@ -176,6 +187,7 @@ class AgentServer:
                     for key, mask in ready:
                         self._serve(key, mask)
                     self._tick()
+                    self._answer()
                 self._announce()
         except BaseException as error:  # books that may be wrong are served no more
             self.failure = error
@@ -197,7 +209,7 @@ class AgentServer:
 
     def _wait_s(self) -> float:
         with self._lock:
-            deadlines_s = [arena.table.next_deadline_s() for arena in self._arenas.values()]
+            deadlines_s = [arena.next_deadline_s() for arena in self._arenas.values()]
             new = (s for s in self._sessions.values() if s.state is SessionState.NEW)
             deadlines_s += [session.hello_deadline_s for session in new]
         return min(IDLE_WAIT_S, max(0.0, min(deadlines_s, default=math.inf) - self._clock()))
@@ -212,6 +224,25 @@ class AgentServer:
         if self._accept_again_s is not None and self._accept_again_s <= now_s:
             self._accept_again_s = None
             self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def _answer(self) -> None:
+        """Sends the answers that were put off and are due."""
+        now_s = self._clock()
+        for arena in self._arenas.values():
+            for owner, reply in arena.take_answers(now_s):
+                session = self._sessions.get(owner.connection)
+                if session is not None:
+                    self._send(session, reply)
+                else:
+                    self.peers.deliver(owner, reply)
+
+    def _send(self, session: Session, reply: Reply) -> None:
+        try:
+            session.send(reply)
+        except ProtocolError as error:
+            self._condemn(session, str(error))
+        else:
+            self._watch(session)
 
     def _announce(self) -> None:
         if self._on_events is None or self._has_announced:
@@ -230,13 +261,12 @@ class AgentServer:
             self._selector.unregister(self._listener)
             self._accept_again_s = self._clock() + IDLE_WAIT_S
             return
-        if len(self._sessions) >= SESSIONS_MAX or not _is_same_user(sock):
+        if len(self._sessions) >= SESSIONS_MAX or not is_same_user(sock):
             log.warning("a worker is turned away: %d connections are open", len(self._sessions))
             sock.close()
             return
         sock.settimeout(0.0)
-        self._last_session += 1
-        session = Session(sock, self._last_session, self._clock() + HELLO_TIMEOUT_S)
+        session = Session(sock, self._next_connection(), self._clock() + HELLO_TIMEOUT_S)
         self._sessions[session.number] = session
         self._selector.register(sock, selectors.EVENT_READ, session)
 
@@ -334,44 +364,7 @@ class AgentServer:
             for sock in (*sockets, self._listener, self._wake_in, self._wake_out):
                 sock.close()
             self._selector.close()
+            self.peers.close()
             for arena in self._arenas.values():
                 arena.close()
             os.close(self._path_lock)
-
-
-def _is_same_user(sock: socket.socket) -> bool:
-    _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return bool(uid == os.getuid())
-
-
-def _lock_path(socket_path: str) -> int:
-    """A descriptor that holds the path's lock for this process' life."""
-    if len(os.fsencode(socket_path)) > SOCKET_PATH_BYTES_MAX:
-        raise AgentStartFailed(f"longer than {SOCKET_PATH_BYTES_MAX} bytes: {socket_path}")
-    try:
-        Path(socket_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(f"{socket_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise AgentStartFailed(f"{socket_path}: {error}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(fd)
-        raise AgentAlreadyRunning(socket_path) from error
-    return fd
-
-
-def _listen(socket_path: str, path_lock: int) -> socket.socket:
-    """Replaces what a dead agent left behind: we hold the path's lock."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        Path(socket_path).unlink(missing_ok=True)
-        listener.bind(socket_path)
-        Path(socket_path).chmod(0o600)
-        listener.listen(SESSIONS_MAX)
-    except OSError as error:
-        listener.close()
-        os.close(path_lock)
-        raise AgentStartFailed(f"{socket_path}: {error}") from error
-    listener.settimeout(0.0)
-    return listener

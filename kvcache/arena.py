@@ -33,8 +33,9 @@ from kvcache.protocol import (
     Request,
     Suspect,
 )
-from kvcache.slab import Slab, SlabGeometry, slots_that_fit
+from kvcache.slab import Slab, SlabGeometry, SlabView, slots_that_fit
 from kvcache.slot_table import SlotTable
+from kvcache.waits import LeaseWaits
 
 SLOTS_MAX: Final = 1 << 20  # a row costs about 250 bytes of the agent's own memory
 
@@ -69,6 +70,9 @@ class Arena:
         # Generations of two incarnations must not meet: a worker may still hold the old ones.
         first_generation = (secrets.randbits(30) << 32) + 1
         self.table = SlotTable(namespace.model, slots_total, first_generation, orphan_ttl_s)
+        self._waits = LeaseWaits(self.table)
+        self._answers: list[tuple[Owner, Reply]] = []
+        self._view: SlabView | None = None
         self._journal = Journal(source, incarnation, namespace.model)
 
     def check(self, hello: Hello) -> None:
@@ -89,9 +93,10 @@ class Arena:
     def _handle(self, owner: Owner, request: Request, now_s: float) -> Reply | None:
         table = self.table
         match request:
-            case LeasePrefix(request_id, key, hashes, ttl_s, takes_over):
-                refs = table.lease_prefix(owner, key, hashes, ttl_s, takes_over, now_s)
-                return Leased(request_id, tuple((r.slot, r.generation, r.checksum) for r in refs))
+            case LeasePrefix():
+                table.expire(now_s)
+                is_put_off = self._waits.put_off(owner, request, now_s)
+                return None if is_put_off else self._lease(owner, request, now_s)
             case Allocate(request_id, hashes, ttl_s, handoff, handoff_ttl_s):
                 outcomes = table.allocate(owner, hashes, ttl_s, handoff, handoff_ttl_s, now_s)
                 return Allocated(request_id, self._packed(outcomes))
@@ -101,6 +106,7 @@ class Arena:
             case Abandon(grants):
                 table.abandon(owner, [Grant(*grant) for grant in grants])
             case Release(key):
+                self._give_up_waits(owner, key)
                 table.release(owner, key)
             case EndHandoff(key):
                 table.end_handoff(key)
@@ -118,6 +124,39 @@ class Arena:
             o.value if isinstance(o, Refusal) else (o.slot, o.generation) for o in outcomes
         )
 
+    def _lease(self, owner: Owner, request: LeasePrefix, now_s: float) -> Leased:
+        refs = self.table.lease_prefix(
+            owner, request.key, request.hashes, request.ttl_s, request.takes_over, now_s
+        )
+        handoff = request.wait.handoff if request.wait is not None else None
+        is_open = handoff is not None and self.table.has_handoff(handoff)
+        blocks = tuple((r.slot, r.generation, r.checksum) for r in refs)
+        return Leased(request.request_id, blocks, is_open)
+
+    def _give_up_waits(self, owner: Owner, key: str) -> None:
+        """A lease released before it was answered gets an empty answer: every request has one."""
+        for request in self._waits.give_up(owner, key):
+            self._answers.append((owner, Leased(request.request_id, ())))
+
+    def take_answers(self, now_s: float) -> list[tuple[Owner, Reply]]:
+        """Mutates: answers to leases that were put off and now have what they wait for."""
+        for owner, request in self._waits.take_due(now_s):
+            self._answers.append((owner, self._lease(owner, request, now_s)))
+        self._commit()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def next_deadline_s(self) -> float:
+        """When expire() or take_answers() has something to do, at the latest."""
+        return min(self.table.next_deadline_s(), self._waits.next_deadline_s())
+
+    @property
+    def view(self) -> SlabView:
+        """For readers in the agent's own process. Raises StoreUnavailable."""
+        if self._view is None:
+            self._view = SlabView(self.slab.geometry, self.slab.data_fd, self.slab.headers_fd)
+        return self._view
+
     def _examine(self, slot: int, generation: int) -> None:
         """A reader's word is not enough: the block goes only if its bytes are wrong here too."""
         ref = self.table.current(slot, generation)
@@ -132,6 +171,7 @@ class Arena:
 
     def owner_lost(self, connection: int, now_s: float, *, writer_gone: bool) -> int:
         """Mutates. Returns how many slots that connection may still be writing to."""
+        self._waits.drop(connection)
         self.table.owner_lost(connection, now_s, writer_gone=writer_gone)
         self._commit()
         return self.table.writes_of(connection)

@@ -23,7 +23,7 @@ from kvcache.blocks import LEASE_TTL_S_MAX
 from kvcache.errors import ProtocolError
 from kvcache.identity import BLOCK_HASH_BYTES, Layout, Namespace
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 FRAME_BYTES_MAX: Final = 4 << 20
 OUTBOX_BYTES_MAX: Final = 8 << 20  # two frames of the largest size
 RECEIVE_BYTES: Final = 256 << 10
@@ -49,6 +49,18 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     layout: Layout
 
 
+class Wait(msgspec.Struct, frozen=True, array_like=True):
+    """Put off the answer until more than more_than blocks are published, or all that were asked.
+
+    It comes at the latest after wait_s seconds, and as soon as the hand-off, once seen open, has
+    ended: its writer will publish no more.
+    """
+
+    more_than: U64
+    handoff: Key | None
+    wait_s: TtlS
+
+
 class LeasePrefix(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
     """Answered by Leased."""
 
@@ -57,6 +69,7 @@ class LeasePrefix(msgspec.Struct, frozen=True, array_like=True, tag="lease"):
     hashes: tuple[BlockHash, ...]
     ttl_s: TtlS
     takes_over: Key | None
+    wait: Wait | None = None
 
 
 class Allocate(msgspec.Struct, frozen=True, array_like=True, tag="allocate"):
@@ -118,10 +131,14 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
 
 
 class Leased(msgspec.Struct, frozen=True, array_like=True, tag="leased"):
-    """blocks: (slot, generation, checksum) of the first len(blocks) hashes asked for."""
+    """blocks: (slot, generation, checksum) of the first len(blocks) hashes asked for.
+
+    handoff_open: whether the hand-off that was waited for may still bring more.
+    """
 
     request_id: int
     blocks: tuple[tuple[int, int, int], ...]
+    handoff_open: bool = False
 
 
 class Allocated(msgspec.Struct, frozen=True, array_like=True, tag="allocated"):

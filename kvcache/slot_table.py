@@ -81,6 +81,19 @@ class SlotTable:
             return None
         return self._rows.ref(slot)
 
+    def prefix_length(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks from hashes[0] on are published, without a gap. Mutates nothing."""
+        named = self._rows.named
+        for count, block in enumerate(hashes):
+            slot = named.get(block)
+            if slot is None or not self._rows.is_in(slot, SlotState.PUBLISHED):
+                return count
+        return len(hashes)
+
+    def has_handoff(self, key: str) -> bool:
+        """Whether that hand-off is open. Mutates nothing."""
+        return self._leases.get((HANDOFF_SCOPE, key)) is not None
+
     # Reading
 
     def lease_prefix(
@@ -99,12 +112,7 @@ class SlotTable:
         likewise. An empty match opens no lease; with the book full nothing is leased (counted).
         """
         self.expire(now_s)
-        slots: list[int] = []
-        for block in hashes:
-            slot = self._rows.named.get(block)
-            if slot is None or not self._rows.is_in(slot, SlotState.PUBLISHED):
-                break
-            slots.append(slot)
+        slots = [self._rows.named[block] for block in hashes[: self.prefix_length(hashes)]]
         scoped = (owner.connection, key)
         if self._end(scoped):
             self.counters.leases_replaced_total += 1

@@ -57,6 +57,7 @@ from kvcache.protocol import (
     Reply,
     Request,
     Suspect,
+    Wait,
 )
 from kvcache.slab import checksum
 
@@ -182,17 +183,30 @@ class BlockStore:
         Ends the hand-off takes_over in the same step, whatever matched. A key in use is used anew.
         Giving the result up releases the lease.
         """
+        return self.lease_run(lease, hashes, ttl_s, takes_over, None, lambda refs, _: refs)
+
+    def lease_run(
+        self,
+        lease: str,
+        hashes: Sequence[bytes],
+        ttl_s: float,
+        takes_over: str | None,
+        wait: Wait | None,
+        make: Callable[[tuple[BlockRef, ...], bool], T],
+    ) -> Pending[T]:
+        """As lease_prefix, answered when `wait` says. make(blocks, handoff_open) is the result."""
         asked = tuple(hashes)
-        pending: Pending[tuple[BlockRef, ...]] = Pending(on_give_up=lambda: self.release(lease))
+        pending: Pending[T] = Pending(on_give_up=lambda: self.release(lease))
 
         def resolve(reply: Reply) -> None:
             if not isinstance(reply, Leased) or len(reply.blocks) > len(asked):
                 raise ProtocolError("not an answer to LeasePrefix")
             found = zip(asked, reply.blocks, strict=False)
-            pending.resolve(tuple(BlockRef(block, *place) for block, place in found))
+            refs = tuple(BlockRef(block, *place) for block, place in found)
+            pending.resolve(make(refs, reply.handoff_open))
 
         return self._ask(
-            lambda request_id: LeasePrefix(request_id, lease, asked, ttl_s, takes_over),
+            lambda request_id: LeasePrefix(request_id, lease, asked, ttl_s, takes_over, wait),
             pending,
             resolve,
         )
