@@ -15,6 +15,18 @@ class StoreUnavailable(KvCacheError):
     """The agent is gone, too slow, or the operation's time-out ran out: treat it as a miss."""
 
 
+class PeerNotTrusted(StoreUnavailable):
+    """The other node does not know the cluster's secret: nothing is sent to it or taken from it."""
+
+
+class PullTimedOut(StoreUnavailable):
+    """A pull's deadline came first. Its staging is quarantined until nothing writes to it."""
+
+
+class PullCancelled(StoreUnavailable):
+    """The pull was cancelled by its own side."""
+
+
 class RegistrationRefused(KvCacheError):
     """The agent will not have this worker: its blocks would not be the arena's blocks.
 
