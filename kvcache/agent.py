@@ -27,7 +27,7 @@ from typing import Final
 from kvcache.agent_peers import Peers
 from kvcache.agent_session import Session, SessionState
 from kvcache.agent_socket import is_same_user, listen, lock_path
-from kvcache.arena import Arena
+from kvcache.arena import Arena, check_protocol
 from kvcache.errors import (
     ProtocolError,
     RegistrationRefused,
@@ -36,7 +36,7 @@ from kvcache.errors import (
 from kvcache.events import EventBatch, Snapshot, slab_source
 from kvcache.leases import Owner
 from kvcache.ledger import SlotLedger
-from kvcache.protocol import PROTOCOL_VERSION, Hello, Refused, Reply, decode_request
+from kvcache.protocol import Hello, Refused, Reply, decode_request
 from kvcache.slot_table import ORPHAN_TTL_S_DEFAULT
 
 SESSIONS_MAX: Final = 256
@@ -309,9 +309,7 @@ class AgentServer:
         log.info("%s (%s, pid %d) registered", session.name, hello.role, hello.pid)
 
     def _arena_for(self, hello: Hello) -> Arena:
-        if hello.version != PROTOCOL_VERSION:
-            difference = f"protocol: {hello.version} here, {PROTOCOL_VERSION} there"
-            raise RegistrationRefused("another protocol", (difference,))
+        check_protocol(hello)
         model = hello.namespace.model
         arena = self._arenas.get(model)
         if arena is not None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 
-from kvcache.arena import Arena
+from kvcache.arena import Arena, check_protocol
 from kvcache.errors import RegistrationRefused, StoreUnavailable
 from kvcache.leases import Owner
 from kvcache.protocol import EndHandoff, Hello, LeasePrefix, Release, Reply, Suspect
@@ -51,6 +51,7 @@ class Peers:
         deliver(reply) brings answers that were put off, in the agent's thread; it must not block.
         Raises RegistrationRefused, naming the fields that differ; StoreUnavailable.
         """
+        check_protocol(hello)
         with self._lock:
             if self._is_closed:
                 raise StoreUnavailable("the agent has ended")

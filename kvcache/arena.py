@@ -19,6 +19,7 @@ from kvcache.leases import Owner
 from kvcache.ledger import SlotLedger
 from kvcache.prefault import Prefault
 from kvcache.protocol import (
+    PROTOCOL_VERSION,
     Abandon,
     Allocate,
     Allocated,
@@ -38,6 +39,13 @@ from kvcache.slot_table import SlotTable
 from kvcache.waits import LeaseWaits
 
 SLOTS_MAX: Final = 1 << 20  # a row costs about 250 bytes of the agent's own memory
+
+
+def check_protocol(hello: Hello) -> None:
+    """Raises RegistrationRefused, naming both versions, for a worker or peer of another one."""
+    if hello.version != PROTOCOL_VERSION:
+        difference = f"protocol: {hello.version} here, {PROTOCOL_VERSION} there"
+        raise RegistrationRefused("another protocol", (difference,))
 
 
 class Arena:
