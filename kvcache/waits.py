@@ -36,6 +36,7 @@ class LeaseWaits:
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._waiting: dict[tuple[int, int], _Waiting] = {}
+        self._seen = (0, 0, 0)  # the table's counts when all were last looked at
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,7 +59,12 @@ class LeaseWaits:
 
     def take_due(self, now_s: float) -> list[tuple[Owner, LeasePrefix]]:
         """Mutates: forgets and returns those to answer now, in the order in which they came."""
-        due = [key for key, waiting in self._waiting.items() if self._is_due(waiting, now_s)]
+        has_changed, self._seen = self._seen != self._counts(), self._counts()
+        due = [
+            key
+            for key, waiting in self._waiting.items()
+            if now_s >= waiting.deadline_s or (has_changed and self._is_due(waiting, now_s))
+        ]
         taken = [self._waiting.pop(key) for key in due]
         return [(waiting.owner, waiting.request) for waiting in taken]
 
@@ -79,6 +85,15 @@ class LeaseWaits:
     def next_deadline_s(self) -> float:
         """When the first of them runs out of time; infinite when there is none."""
         return min((waiting.deadline_s for waiting in self._waiting.values()), default=math.inf)
+
+    def _counts(self) -> tuple[int, int, int]:
+        """Differ wherever a block was published or a hand-off began or ended."""
+        counters = self._table.counters
+        return (
+            counters.published_total,
+            counters.leases_opened_total,
+            counters.leases_ended_total,
+        )
 
     def _is_due(self, waiting: _Waiting, now_s: float) -> bool:
         """Mutates has_seen_handoff: a hand-off that was never open may still begin."""

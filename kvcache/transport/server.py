@@ -22,6 +22,7 @@ import threading
 from dataclasses import dataclass
 
 from kvcache.agent import AgentServer
+from kvcache.agent_peers import Deliver, PeerBooks
 from kvcache.errors import (
     AgentStartFailed,
     KvCacheError,
@@ -29,7 +30,7 @@ from kvcache.errors import (
     RegistrationRefused,
     StoreUnavailable,
 )
-from kvcache.protocol import Refused, Welcome
+from kvcache.protocol import Hello, Refused, Welcome
 from kvcache.transport import handshake
 from kvcache.transport.server_session import ControlSession, DataSession
 
@@ -166,9 +167,7 @@ class PeerServer:
     def _run(self, sock: socket.socket, number: int, place: str) -> None:
         try:
             self._serve(sock, number, place)
-        except PeerNotTrusted as error:
-            log.warning("peer %s is refused: %s", place, error)
-        except RegistrationRefused as error:
+        except (PeerNotTrusted, RegistrationRefused) as error:
             log.warning("peer %s is refused: %s", place, error)
         except (OSError, KvCacheError) as error:
             log.info("peer %s is gone: %s", place, error)
@@ -193,28 +192,29 @@ class PeerServer:
             session = ControlSession(sock, limits.silence_timeout_s)
         else:
             session = DataSession(sock, limits.send_timeout_s)
-        try:
-            try:
-                books = self._agent.peers.join(claim.hello, session.deliver)
-            except (RegistrationRefused, StoreUnavailable) as refused:
-                differences = getattr(refused, "differences", ())
-                reason = (
-                    refused.reason if isinstance(refused, RegistrationRefused) else str(refused)
-                )
-                handshake.reply(sock, Refused(reason, differences), limits.handshake_timeout_s)
-                raise
+        with contextlib.closing(session):
+            books = self._join(sock, claim.hello, session.deliver)
             try:
                 geometry = books.view.geometry
                 welcome = Welcome(
                     self._agent.incarnation, geometry.slots_total, geometry.slot_bytes
                 )
                 handshake.reply(sock, welcome, limits.handshake_timeout_s)
-                log.info("%s serves %s to %s", place, claim.purpose, claim.hello.owner)
+                log.info("%s (%s) reads here: %s", claim.hello.owner, place, claim.purpose)
                 session.serve(books)
             finally:
                 books.end()
-        finally:
-            session.close()
+
+    def _join(self, sock: socket.socket, hello: Hello, deliver: Deliver) -> PeerBooks:
+        """Tells the reader why, where it is refused."""
+        try:
+            return self._agent.peers.join(hello, deliver)
+        except (RegistrationRefused, StoreUnavailable) as error:
+            refused = Refused(str(error), ())
+            if isinstance(error, RegistrationRefused):
+                refused = Refused(error.reason, error.differences)
+            handshake.reply(sock, refused, self._limits.handshake_timeout_s)
+            raise
 
 
 def _break(sock: socket.socket) -> None:

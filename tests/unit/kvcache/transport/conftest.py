@@ -180,4 +180,3 @@ def make_reader(
 @pytest.fixture
 def reader(make_reader: MakeReader, node: Node) -> Reader:
     return make_reader(node)
-

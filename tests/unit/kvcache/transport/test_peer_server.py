@@ -28,8 +28,8 @@ from kvcache.transport.handshake import Challenge, Claim, Opening, Proof, proof_
 from kvcache.transport.server import PeerServer, ServerLimits
 from kvcache.transport.wire import (
     READ_FRAME_BYTES_MAX,
-    Ping,
     PeerMessage,
+    Ping,
     Read,
     decode_reply,
     encode,
@@ -139,7 +139,9 @@ def test_a_proof_made_without_the_secret_or_for_the_other_side_is_refused(
     secret = SECRET if side == b"server" else b"a guess"
     proof = proof_of(secret, side, nonce, challenge.nonce, claim)
     handshake._send(sock, Proof(claim, proof), soon())
-    assert handshake._receive(sock, handshake._ANSWERS, soon()) == Refused(handshake.NOT_TRUSTED, ())
+    assert handshake._receive(sock, handshake._ANSWERS, soon()) == Refused(
+        handshake.NOT_TRUSTED, ()
+    )
     assert has_ended(sock)
 
 
@@ -155,7 +157,9 @@ def test_a_claim_changed_on_the_way_is_refused(node: Node, stranger: Connect) ->
     ]
     proof = proof_of(SECRET, b"reader", nonce, challenge.nonce, claims[0])
     handshake._send(sock, Proof(claims[1], proof), soon())
-    assert handshake._receive(sock, handshake._ANSWERS, soon()) == Refused(handshake.NOT_TRUSTED, ())
+    assert handshake._receive(sock, handshake._ANSWERS, soon()) == Refused(
+        handshake.NOT_TRUSTED, ()
+    )
 
 
 def test_a_reader_of_another_version_is_told_both(node: Node, stranger: Connect) -> None:
@@ -359,7 +363,9 @@ def test_a_reader_that_does_not_read_is_dropped_and_holds_up_nobody(
     eventually(lambda: node.server.connections == 1, "the slow reader to be dropped")
 
 
-def test_answers_that_nobody_reads_end_the_connection(make_node: MakeNode, trusted: Connect) -> None:
+def test_answers_that_nobody_reads_end_the_connection(
+    make_node: MakeNode, trusted: Connect
+) -> None:
     many = chain(512)
     node = make_node(slab_bytes=len(many) * SLOT_BYTES)
     node.publish(many)
@@ -367,8 +373,7 @@ def test_answers_that_nobody_reads_end_the_connection(make_node: MakeNode, trust
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     request = encode(LeasePrefix(1, "load", tuple(many), TTL_S, None))
     with pytest.raises(ConnectionError):
-        for _ in range(10_000):
-            sock.sendall(request)
+        sock.sendall(10_000 * request)
     eventually(lambda: node.lease_keys() == [], "its lease to end")
 
 
@@ -384,9 +389,7 @@ def test_a_control_connection_without_a_ping_is_dropped_with_its_leases(
     eventually(lambda: node.lease_keys() == [], "its lease to end")
 
 
-def test_a_reader_that_vanishes_ends_its_leases_and_its_waits(
-    node: Node, trusted: Connect
-) -> None:
+def test_a_reader_that_vanishes_ends_its_leases_and_its_waits(node: Node, trusted: Connect) -> None:
     node.publish(chain(2), "hand-over")
     sock = trusted("control")
     wait = Wait(2, "hand-over", TTL_S)

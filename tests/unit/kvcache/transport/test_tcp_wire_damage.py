@@ -109,7 +109,7 @@ def test_a_bit_flipped_in_an_answer_to_a_lease_is_a_miss_or_is_found_by_the_pull
     proxy: FlippingProxy, reader: Reader
 ) -> None:
     connected(reader)
-    size = len(encode(Leased(1, ((1, 1 << 40, 1 << 63),) * len(NAMES), False)))
+    size = len(encode(Leased(1, ((1, 1 << 40, 1 << 63),) * len(NAMES))))
     control = 0
     outcomes = set()
     for offset in range(0, size, 7):
@@ -215,9 +215,7 @@ def test_the_honest_answer_passes(make_tcp_reader: MakeReader) -> None:
         pytest.param(lambda h: dataclasses.replace(h, status=Unit.VALID), id="no such status"),
     ],
 )
-def test_a_header_that_says_anything_else_is_refused(
-    make_tcp_reader: MakeReader, lie: Lie
-) -> None:
+def test_a_header_that_says_anything_else_is_refused(make_tcp_reader: MakeReader, lie: Lie) -> None:
     with pytest.raises(StoreUnavailable, match="the peer is lost"):
         pull_from_liar(make_tcp_reader, lie)
 
