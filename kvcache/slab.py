@@ -51,6 +51,17 @@ def checksum(data: NDArray[np.uint8]) -> int:
     return xxhash.xxh3_64_intdigest(data.data)
 
 
+def header_says(header: NDArray[np.uint8], ref: BlockRef) -> bool:
+    """Whether a copy of a slot's header, HEADER_BYTES bytes, says that it holds this block."""
+    (row,) = header.view(_HEADER)
+    return (
+        int(row["generation"]) == ref.generation
+        and int(row["state"]) == SlotState.PUBLISHED
+        and int(row["checksum"]) == ref.checksum
+        and row["hash"].tobytes() == ref.hash
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SlabGeometry:
     """How the two memfds are cut."""
@@ -89,12 +100,14 @@ class _Mapping:
         data = mmap.mmap(data_fd, geometry.data_bytes, prot=prot)
         headers_prot = prot if write else mmap.PROT_READ
         headers = mmap.mmap(headers_fd, geometry.headers_bytes, prot=headers_prot)
-        rows = np.frombuffer(headers, dtype=_HEADER)
+        self.data: NDArray[np.uint8] = np.frombuffer(data, dtype=np.uint8)
+        self.headers: NDArray[np.uint8] = np.frombuffer(headers, dtype=np.uint8)
+        rows = self.headers.view(_HEADER)
         self.generation: NDArray[np.uint64] = rows["generation"]
         self.checksum: NDArray[np.uint64] = rows["checksum"]
         self.state: NDArray[np.uint32] = rows["state"]
         self.hash: NDArray[np.uint8] = rows["hash"]
-        by_stride = np.frombuffer(data, dtype=np.uint8).reshape(geometry.slots_total, -1)
+        by_stride = self.data.reshape(geometry.slots_total, -1)
         self.slots: NDArray[np.uint8] = by_stride[:, : geometry.slot_bytes]
 
 
@@ -124,6 +137,11 @@ class Slab:
             mapping.hash[slot] = np.frombuffer(row.hash, dtype=np.uint8)
         if row.state is SlotState.PUBLISHED:
             mapping.state[slot] = row.state
+
+    @property
+    def memory(self) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """All bytes of the slots and of the headers, for a network device to register."""
+        return self._mapping.data, self._mapping.headers
 
     def checksum_of(self, slot: int) -> int:
         """xxh3_64 of what lies in the slot now."""

@@ -45,6 +45,7 @@ NOT_TRUSTED: Final = "the secret is another one"
 _LENGTH = struct.Struct("<I")
 _CONTEXT: Final = b"headwater kvcache transport 1 "
 
+Purpose = Literal["control", "data", "nixl"]
 Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 ProofBytes = Annotated[bytes, Meta(min_length=PROOF_BYTES, max_length=PROOF_BYTES)]
 T = TypeVar("T")
@@ -67,10 +68,11 @@ class Challenge(msgspec.Struct, frozen=True, array_like=True, tag="challenge"):
 class Claim(msgspec.Struct, frozen=True, array_like=True):
     """Who the reader is, what its blocks are, and what the connection is for.
 
-    control: leases. data: blocks. hello.pid is the reader's on its own node.
+    control: leases. data: blocks over TCP. nixl: a description of the slab for NIXL. hello.pid is
+    the reader's on its own node.
     """
 
-    purpose: Literal["control", "data"]
+    purpose: Purpose
     hello: Hello
 
 

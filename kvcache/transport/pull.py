@@ -69,6 +69,11 @@ class WindowedPull:
         """Whether there may still be a batch to take."""
         return not self._is_over() and self._taken < len(self.blocks)
 
+    @property
+    def wants_more(self) -> bool:
+        """Whether what flies is still of use: not after the end, nor after the deadline."""
+        return not self._is_closed and time.monotonic() < self.deadline_s
+
     def join(self) -> None:
         """Mutates: one more stream works on it."""
         with self._changed:

@@ -32,7 +32,8 @@ from kvcache.errors import (
 )
 from kvcache.protocol import Hello, Refused, Welcome
 from kvcache.transport import handshake
-from kvcache.transport.server_session import ControlSession, DataSession
+from kvcache.transport.handshake import Purpose
+from kvcache.transport.server_session import ControlSession, DataSession, Describe, NixlSession
 
 ACCEPT_RETRY_S = 0.2
 
@@ -68,8 +69,12 @@ class PeerServer:
         port: int = 0,
         advertised_host: str | None = None,
         limits: ServerLimits | None = None,
+        describe: Describe | None = None,
     ) -> None:
-        """Host is what to bind; advertised_host is what others call it, where that differs."""
+        """Binds `host`; others are told advertised_host, where that differs. `describe` is
+        NixlExport.describe where readers may use NIXL.
+        """
+        self._describe = describe
         self._agent = agent
         self._secret = secret
         self._host = host
@@ -187,12 +192,7 @@ class PeerServer:
         claim = handshake.accept(sock, self._secret, limits.handshake_timeout_s)
         with self._lock:
             self._trusted.add(number)
-        session: ControlSession | DataSession
-        if claim.purpose == "control":
-            session = ControlSession(sock, limits.silence_timeout_s)
-        else:
-            session = DataSession(sock, limits.send_timeout_s)
-        with contextlib.closing(session):
+        with contextlib.closing(self._session(sock, claim.purpose)) as session:
             books = self._join(sock, claim.hello, session.deliver)
             try:
                 geometry = books.view.geometry
@@ -204,6 +204,20 @@ class PeerServer:
                 session.serve(books)
             finally:
                 books.end()
+
+    def _session(
+        self, sock: socket.socket, purpose: Purpose
+    ) -> ControlSession | DataSession | NixlSession:
+        limits = self._limits
+        if purpose == "control":
+            return ControlSession(sock, limits.silence_timeout_s)
+        if purpose == "data":
+            return DataSession(sock, limits.send_timeout_s)
+        if self._describe is None:
+            reason = "this node does not offer NIXL"
+            handshake.reply(sock, Refused(reason, ()), limits.handshake_timeout_s)
+            raise RegistrationRefused(reason)
+        return NixlSession(sock, self._describe, limits.send_timeout_s)
 
     def _join(self, sock: socket.socket, hello: Hello, deliver: Deliver) -> PeerBooks:
         """Tells the reader why, where it is refused."""

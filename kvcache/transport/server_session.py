@@ -15,17 +15,20 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from kvcache.agent_peers import PeerBooks
 from kvcache.blocks import BlockRef
 from kvcache.errors import ProtocolError, StoreUnavailable
 from kvcache.protocol import RECEIVE_BYTES, Inbox, Leased, Outbox, Reply
+from kvcache.slab import Slab
 from kvcache.transport.wire import (
     BlockHeader,
     Ping,
     Pong,
     Read,
+    SlabDescription,
     Unit,
     decode_message,
     encode,
@@ -34,6 +37,8 @@ from kvcache.transport.wire import (
     send_all,
     set_timeout,
 )
+
+Describe = Callable[[Slab], SlabDescription]
 
 SELECT_S: Final = 1.0
 
@@ -115,6 +120,30 @@ class ControlSession:
                 assert isinstance(reply, Leased)
                 self._push(reply)
         return bool(received)
+
+
+class NixlSession:
+    """Describes the slab once, and ends with the connection: the reader READs by itself."""
+
+    def __init__(self, sock: socket.socket, describe: Describe, send_timeout_s: float) -> None:
+        self._sock = sock
+        self._describe = describe
+        self._send_timeout_s = send_timeout_s
+
+    def deliver(self, reply: Reply) -> None:
+        """Never called: nothing is leased here."""
+        raise AssertionError(f"{type(reply).__name__} on a connection for NIXL")
+
+    def close(self) -> None:
+        """Has nothing of its own."""
+
+    def serve(self, books: PeerBooks) -> None:
+        """Raises StoreUnavailable where the slab cannot be registered; OSError."""
+        self._sock.settimeout(self._send_timeout_s)
+        self._sock.sendall(encode(self._describe(books.arena.slab)))
+        self._sock.settimeout(None)
+        if self._sock.recv(1):
+            raise ProtocolError("it says something on a connection for NIXL")
 
 
 class DataSession:

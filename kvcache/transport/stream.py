@@ -48,6 +48,7 @@ from kvcache.transport.wire import (
 )
 
 BATCHES_MAX: Final = 2
+_CLOSED: Final = StoreUnavailable("the source was closed")
 ABORT_GRACE_S: Final = 1.0  # the consumer aborts at its deadline; one that hangs is not waited for
 
 
@@ -80,7 +81,11 @@ class Stream:
     def submit(self, pull: WindowedPull) -> None:
         """Queues a pull to help with. Any thread."""
         pull.join()
-        self._pulls.put(pull)
+        with self._lock:
+            if not self._is_closing:
+                self._pulls.put(pull)
+                return
+        pull.leave(_CLOSED)
 
     def abort(self, pull: WindowedPull) -> None:
         """If it is at that pull: breaks its connection, so that it is out of it. Any thread."""
@@ -91,9 +96,9 @@ class Stream:
 
     def close(self, timeout_s: float) -> None:
         """Ends the thread, and whatever it is at."""
-        self._is_closing = True
-        self._pulls.put(None)
         with self._lock:
+            self._is_closing = True
+            self._pulls.put(None)
             self._break()
         self._thread.join(timeout_s)
 
@@ -111,8 +116,9 @@ class Stream:
                 self._current = pull
             error: StoreUnavailable | None = None
             try:
-                if not self._is_closing:
-                    self._serve(pull)
+                if self._is_closing:
+                    raise _CLOSED
+                self._serve(pull)
             except StoreUnavailable as fault:
                 error = fault
             except (OSError, KvCacheError) as fault:

@@ -77,6 +77,17 @@ class Read(msgspec.Struct, frozen=True, array_like=True):
     ]
 
 
+class SlabDescription(msgspec.Struct, frozen=True, array_like=True):
+    """What a reader needs to READ the slab with NIXL: addresses in the node's process, bytes."""
+
+    agent_metadata: bytes
+    data_address: U64
+    headers_address: U64
+    slots_total: U64
+    slot_bytes: U64
+    stride_bytes: U64
+
+
 class Unit(IntEnum):
     """The status in a header (BLOCK, STALE) or a trailer (VALID, CHANGED)."""
 
@@ -91,6 +102,7 @@ PeerReply = Leased | Pong
 
 _MESSAGES: msgspec.msgpack.Decoder[PeerMessage] = msgspec.msgpack.Decoder(PeerMessage)
 _REPLIES: msgspec.msgpack.Decoder[PeerReply] = msgspec.msgpack.Decoder(PeerReply)
+_DESCRIPTIONS: msgspec.msgpack.Decoder[SlabDescription] = msgspec.msgpack.Decoder(SlabDescription)
 _READS: msgspec.msgpack.Decoder[Read] = msgspec.msgpack.Decoder(Read)
 
 
@@ -157,12 +169,17 @@ def unpack_trailer(packed: Buffer, request_id: int, index: int) -> Unit:
     return Unit(status)
 
 
-def encode(message: PeerMessage | PeerReply | Read) -> bytes:
+def encode(message: PeerMessage | PeerReply | Read | SlabDescription) -> bytes:
     """One frame, length included. Raises ProtocolError if it is larger than a frame may be."""
     body = msgspec.msgpack.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         raise ProtocolError(f"a frame of {len(body)} bytes; at most {FRAME_BYTES_MAX}")
     return _LENGTH.pack(len(body)) + body
+
+
+def receive_description(sock: socket.socket) -> SlabDescription:
+    """The one frame on a connection for NIXL. Blocks. Raises ProtocolError, OSError."""
+    return _decode(_DESCRIPTIONS, _receive_frame(sock, FRAME_BYTES_MAX))
 
 
 def decode_message(body: bytes) -> PeerMessage:
@@ -184,14 +201,18 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], body: bytes) -> M:
 
 def receive_read(sock: socket.socket) -> Read:
     """The next Read. Blocks. Raises ProtocolError, ConnectionError at the end of the stream."""
+    return _decode(_READS, _receive_frame(sock, READ_FRAME_BYTES_MAX))
+
+
+def _receive_frame(sock: socket.socket, bytes_max: int) -> bytes:
     length_bytes = bytearray(_LENGTH.size)
     receive_exactly(sock, [memoryview(length_bytes)])
     (length,) = _LENGTH.unpack(length_bytes)
-    if length > READ_FRAME_BYTES_MAX:
-        raise ProtocolError(f"a read of {length} bytes; at most {READ_FRAME_BYTES_MAX}")
+    if length > bytes_max:
+        raise ProtocolError(f"a frame of {length} bytes; at most {bytes_max}")
     body = bytearray(length)
     receive_exactly(sock, [memoryview(body)])
-    return _decode(_READS, bytes(body))
+    return bytes(body)
 
 
 def set_timeout(sock: socket.socket, option: int, timeout_s: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,12 +14,16 @@ import pytest
 
 from kvcache.agent import AgentServer
 from kvcache.blocks import BlockRef
+from kvcache.slab import Slab
 from kvcache.store import BlockStore
 from kvcache.transport.interface import BlockSource, LeasedRun, PulledBlock
+from kvcache.transport.nixl_agent import NixlExport
+from kvcache.transport.nixl_source import NixlSource
 from kvcache.transport.server import PeerServer, ServerLimits
 from kvcache.transport.shm import ShmSource
 from kvcache.transport.staging import StagingPool
 from kvcache.transport.tcp import TcpSettings, TcpSource
+from kvcache.transport.wire import SlabDescription
 from tests.unit.kvcache.conftest import TIMEOUT_S, FakeClock, eventually
 from tests.unit.kvcache.examples import MODEL, SLAB_BYTES, content, registration
 from tests.unit.kvcache.steps import publish
@@ -80,6 +86,16 @@ MakeNode = Callable[..., Node]
 MakeReader = Callable[..., Reader]
 
 
+def describe_for_nixl(slab: Slab) -> SlabDescription:
+    """One export for the whole run: its threads outlive the nodes."""
+    return _export().describe(slab)
+
+
+@functools.cache
+def _export() -> NixlExport:
+    return NixlExport()
+
+
 @pytest.fixture
 def make_node() -> Iterator[MakeNode]:
     """make_node(limits=..., host=...): each with an agent, a server and a writer of its own."""
@@ -90,7 +106,7 @@ def make_node() -> Iterator[MakeNode]:
             clock = FakeClock()
             path = str(Path(folder) / f"{len(nodes)}.sock")
             agent = AgentServer(path, slab_bytes, node=f"n{len(nodes)}", clock=clock)
-            server = PeerServer(agent, SECRET, limits=limits)
+            server = PeerServer(agent, SECRET, limits=limits, describe=describe_for_nixl)
             server.start()
             writer = BlockStore.connect(path, registration("writer"), TIMEOUT_S)
             nodes.append(Node(agent, server, writer, clock))
@@ -149,7 +165,13 @@ def make_tcp_reader(make_node: MakeNode) -> Iterator[MakeReader]:
         reader.at_baseline()
 
 
-@pytest.fixture(params=["shm", "tcp"])
+NIXL = pytest.mark.skipif(
+    importlib.util.find_spec("nixl") is None,
+    reason="nixl is not installed (pip install --no-deps nixl nixl-cu12)",
+)
+
+
+@pytest.fixture(params=["shm", "tcp", pytest.param("nixl", marks=NIXL)])
 def make_reader(
     request: pytest.FixtureRequest, make_tcp_reader: MakeReader
 ) -> Iterator[MakeReader]:
@@ -169,7 +191,14 @@ def make_reader(
     def make_tcp(node: Node, owner: str = "reader", **changes: object) -> Reader:
         return make_tcp_reader(node.server.endpoint, owner, **changes)
 
-    yield make_shm if request.param == "shm" else make_tcp
+    def make_nixl(node: Node, owner: str = "reader", **changes: object) -> Reader:
+        us = registration(owner, **changes)
+        staging = StagingPool(STAGING_SLOTS, us.layout.slot_bytes)
+        source = NixlSource(node.server.endpoint, SECRET, us, staging)
+        readers.append(Reader(source, staging))
+        return readers[-1]
+
+    yield {"shm": make_shm, "tcp": make_tcp, "nixl": make_nixl}[request.param]
     for store in stores:
         store.close()
     for reader in readers:
