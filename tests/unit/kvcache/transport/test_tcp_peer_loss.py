@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
 from kvcache.errors import PullTimedOut, StoreUnavailable
@@ -18,56 +11,12 @@ from kvcache.transport.tcp import TcpSettings, TcpSource
 from tests.unit.kvcache.conftest import TIMEOUT_S, eventually
 from tests.unit.kvcache.examples import block, chain
 from tests.unit.kvcache.transport.conftest import ONE_STREAM, MakeReader, Reader, checked
+from tests.unit.kvcache.transport.nodes import BLOCKS, NodeProcess, Spawn, spawn
 
+__all__ = ["spawn"]
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[4]
-NODE = "tests.unit.kvcache.transport.node_process"
-BLOCKS = 16
-PULL_S = 1.0
-
-
-class NodeProcess:
-    """A running one; endpoint is where its peers connect."""
-
-    def __init__(self, socket_path: str, port: int) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", NODE, socket_path, str(BLOCKS), str(port)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
-        self.endpoint = ("127.0.0.1", int(self.process.stdout.readline()))
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def stop(self) -> None:
-        """Returns when the process stands still."""
-        os.kill(self.process.pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
-
-    def go_on(self) -> None:
-        os.kill(self.process.pid, signal.SIGCONT)
-
-
-Spawn = Callable[..., NodeProcess]
-
-
-@pytest.fixture
-def spawn(socket_path: str) -> Iterator[Spawn]:
-    nodes: list[NodeProcess] = []
-
-    def start(port: int = 0) -> NodeProcess:
-        nodes.append(NodeProcess(socket_path, port))
-        return nodes[-1]
-
-    yield start
-    for node in nodes:
-        node.kill()
+PULL_S = 2.0
 
 
 def one_stream(make_tcp_reader: MakeReader, node: NodeProcess, silence_s: float = 5.0) -> Reader:
