@@ -34,6 +34,7 @@ from kvcache.errors import (
     StoreUnavailable,
 )
 from kvcache.protocol import Hello, Refused, Welcome
+from kvcache.transport.forks import close_in_children
 
 TRANSPORT_VERSION: Final = 1
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16 << 10
@@ -109,6 +110,7 @@ def connect(
         sock = socket.create_connection(address, timeout=timeout_s)
     except OSError as error:
         raise StoreUnavailable(f"no peer at {address[0]}:{address[1]}: {error}") from error
+    close_in_children(sock)
     try:
         tune(sock)
         welcome = _introduce(sock, secret, claim, deadline_s)

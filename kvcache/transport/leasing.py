@@ -21,6 +21,14 @@ from kvcache.transport.handshake import Claim, Purpose
 from kvcache.transport.interface import LeasedRun, Wait
 
 
+def endpoint_of(address: str) -> tuple[str, int]:
+    """(host, port) of PeerServer.address. Raises ValueError where it is no "host:port"."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdecimal()):
+        raise ValueError(f"not a host and a port: {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 class PeerLeases:
     """Leases blocks of one peer over a control connection, made when something is asked."""
 

@@ -81,7 +81,8 @@ class NixlSource(PeerLeases):
         self._lingering: list[_Flight] = []
         self._liveness: socket.socket | None = None  # its end means that the slab is gone
         self._is_closing = False
-        self._lock = threading.Lock()  # so that no pull is queued behind the end
+        self._lock = threading.Lock()  # guards _current; no pull is queued behind the end
+        self._current: WindowedPull | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"kvcache-{self.place}-nixl", daemon=True
         )
@@ -110,6 +111,8 @@ class NixlSource(PeerLeases):
         with self._lock:
             self._is_closing = True
             self._pulls.put(None)
+            if self._current is not None:
+                self._current.end(_CLOSED)
         super().close()
         self._thread.join(JOIN_TIMEOUT_S if not self._lingering else 0.1)
 
@@ -125,6 +128,8 @@ class NixlSource(PeerLeases):
             if pull is None:
                 continue
             error: KvCacheError | None = None
+            with self._lock:
+                self._current = pull
             try:
                 if self._is_closing:
                     raise _CLOSED
@@ -133,6 +138,8 @@ class NixlSource(PeerLeases):
                 error = fault
             except (OSError, KvCacheError) as fault:
                 error = StoreUnavailable(f"the peer is lost: {fault}")
+            with self._lock:
+                self._current = None
             if error is not None:
                 self._disconnect()
             self._linger()

@@ -87,6 +87,13 @@ class WindowedPull:
                 self._fail(self._taken, error or StoreUnavailable("no stream to the peer is left"))
             self._changed.notify_all()
 
+    def end(self, error: KvCacheError) -> None:
+        """Mutates: nothing more is asked for. What was asked for may still come."""
+        with self._changed:
+            if self._taken < len(self.blocks):
+                self._fail(self._taken, error)
+            self._changed.notify_all()
+
     def take(self, *, wait: bool) -> Batch:
         """Mutates: the next blocks to ask for and where they go; empty when there is none (now,
         where wait is False; ever, where it is True).

@@ -32,6 +32,7 @@ from kvcache.errors import (
 )
 from kvcache.protocol import Hello, Refused, Welcome
 from kvcache.transport import handshake
+from kvcache.transport.forks import close_in_children
 from kvcache.transport.handshake import Purpose
 from kvcache.transport.server_session import ControlSession, DataSession, Describe, NixlSession
 
@@ -95,6 +96,7 @@ class PeerServer:
         try:
             family = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0][0]
             self._listener = socket.create_server((self._host, self._port), family=family)
+            close_in_children(self._listener)
         except OSError as error:
             raise AgentStartFailed(f"{self._host}:{self._port}: {error}") from error
         self._accepting.start()
@@ -165,6 +167,7 @@ class PeerServer:
         thread = threading.Thread(
             target=self._run, args=(sock, number, place), name=f"kvcache-peer-{place}", daemon=True
         )
+        close_in_children(sock)
         self._sockets[number] = sock
         self._threads[number] = thread
         thread.start()

@@ -99,6 +99,8 @@ class Stream:
         with self._lock:
             self._is_closing = True
             self._pulls.put(None)
+            if self._current is not None:
+                self._current.end(_CLOSED)
             self._break()
         self._thread.join(timeout_s)
 

@@ -45,7 +45,10 @@ class TcpSettings:
 
 
 class TcpSource(PeerLeases):
-    """See BlockSource. The staging pool may be shared between sources of one layout."""
+    """See BlockSource. The staging pool may be shared between sources of one layout.
+
+    Pulls are served one after another: one that its consumer holds open delays the next.
+    """
 
     def __init__(
         self,

@@ -165,13 +165,14 @@ def make_tcp_reader(make_node: MakeNode) -> Iterator[MakeReader]:
         reader.at_baseline()
 
 
+HAS_NIXL = importlib.util.find_spec("nixl") is not None
+IMPLEMENTATIONS = ("shm", "tcp", "nixl") if HAS_NIXL else ("shm", "tcp")
 NIXL = pytest.mark.skipif(
-    importlib.util.find_spec("nixl") is None,
-    reason="nixl is not installed (pip install --no-deps nixl nixl-cu12)",
+    not HAS_NIXL, reason="nixl is not installed (pip install --no-deps nixl nixl-cu12)"
 )
 
 
-@pytest.fixture(params=["shm", "tcp", pytest.param("nixl", marks=NIXL)])
+@pytest.fixture(params=IMPLEMENTATIONS)
 def make_reader(
     request: pytest.FixtureRequest, make_tcp_reader: MakeReader
 ) -> Iterator[MakeReader]:

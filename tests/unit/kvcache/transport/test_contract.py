@@ -24,7 +24,15 @@ from kvcache.transport.tcp import TcpSettings
 from tests.unit.kvcache.conftest import TIMEOUT_S, eventually
 from tests.unit.kvcache.examples import MODEL, SLOTS, block, chain, content
 from tests.unit.kvcache.steps import granted
-from tests.unit.kvcache.transport.conftest import TTL_S, MakeNode, MakeReader, Node, Reader, checked
+from tests.unit.kvcache.transport.conftest import (
+    ONE_STREAM,
+    TTL_S,
+    MakeNode,
+    MakeReader,
+    Node,
+    Reader,
+    checked,
+)
 
 
 def test_blocks_come_in_order_with_the_bytes_that_were_published(
@@ -330,6 +338,21 @@ def test_closing_a_source_ends_its_leases(node: Node, make_tcp_reader: MakeReade
         reader.lease(chain(2))
     with pytest.raises(StoreUnavailable):
         reader.source.read((), TIMEOUT_S)
+
+
+def test_closing_a_source_ends_a_pull_in_its_middle(
+    node: Node, make_tcp_reader: MakeReader
+) -> None:
+    node.publish(chain(SLOTS))
+    reader = make_tcp_reader(node.server.endpoint, settings=ONE_STREAM)
+    found = []
+    with reader.source.read(reader.lease(chain(SLOTS)).blocks, TIMEOUT_S) as pull:
+        found.append(checked(next(pull)))
+        reader.source.close()
+        with pytest.raises(StoreUnavailable, match=r"closed|lost"):
+            found.extend(map(checked, pull))
+    assert len(found) < SLOTS
+    reader.at_baseline()
 
 
 def test_a_node_that_is_gone_is_a_miss(node: Node, reader: Reader) -> None:

@@ -13,14 +13,14 @@ from kvcache.transport.nixl_source import NixlSource
 from kvcache.transport.staging import StagingPool
 from tests.unit.kvcache.conftest import TIMEOUT_S, eventually
 from tests.unit.kvcache.examples import chain, registration
-from tests.unit.kvcache.transport.conftest import NIXL, SECRET, Reader, checked
+from tests.unit.kvcache.transport.conftest import IMPLEMENTATIONS, NIXL, SECRET, Reader, checked
 from tests.unit.kvcache.transport.nodes import BLOCKS, NodeProcess, Spawn, spawn
 
 __all__ = ["spawn"]
 pytestmark = [
     pytest.mark.slow,
-    NIXL,
     pytest.mark.skipif(os.environ.get("UCX_TLS") != "tcp", reason="wants UCX_TLS=tcp"),
+    NIXL,  # the reason that is given where both hold
 ]
 PULL_S = 1.0
 
@@ -30,6 +30,10 @@ def reader_of(node: NodeProcess) -> Reader:
     staging = StagingPool(4, us.layout.slot_bytes)
     source = NixlSource(node.endpoint, SECRET, us, staging, window_slots=2)
     return Reader(source, staging)
+
+
+def test_nixl_is_under_the_contract_too() -> None:
+    assert "nixl" in IMPLEMENTATIONS, "test_contract.py runs over it"
 
 
 def test_a_peer_killed_in_the_middle_of_a_pull_is_a_miss_from_there_on(spawn: Spawn) -> None:

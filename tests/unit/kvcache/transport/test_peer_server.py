@@ -7,6 +7,8 @@ import dataclasses
 import secrets
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -20,11 +22,13 @@ from kvcache.errors import (
     PeerNotTrusted,
     ProtocolError,
     RegistrationRefused,
+    StaleBlock,
     StoreUnavailable,
 )
 from kvcache.protocol import Hello, Inbox, LeasePrefix, Publish, Refused, Wait
 from kvcache.transport import handshake
 from kvcache.transport.handshake import Challenge, Claim, Opening, Proof, proof_of
+from kvcache.transport.leasing import endpoint_of
 from kvcache.transport.server import PeerServer, ServerLimits
 from kvcache.transport.wire import (
     READ_FRAME_BYTES_MAX,
@@ -44,7 +48,9 @@ from tests.unit.kvcache.transport.conftest import (
     MakeReader,
     Node,
     Reader,
+    checked,
 )
+from tests.unit.kvcache.transport.nodes import ROOT
 
 QUICK = ServerLimits(
     connections_max=6, handshake_timeout_s=0.3, send_timeout_s=0.3, silence_timeout_s=TIMEOUT_S
@@ -230,6 +236,42 @@ def test_the_advertised_address_may_be_another_than_the_bound_one(node: Node) ->
     server.close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "node-7.cluster", "fd00::7"])
+def test_a_published_address_can_be_read_back(node: Node, host: str) -> None:
+    server = PeerServer(node.agent, SECRET, advertised_host=host)
+    server.start()
+    assert endpoint_of(server.address) == server.endpoint == (host, server.endpoint[1])
+    server.close()
+
+
+@pytest.mark.parametrize("address", ["", "node-7", ":1", "node-7:", "node-7:http"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="not a host and a port"):
+        endpoint_of(address)
+
+
+def test_a_forked_child_does_not_keep_a_connection_open() -> None:
+    """In a process of its own: a fork of this one would copy the locks of its threads."""
+    program = (
+        "import os, socket, sys\n"
+        "from kvcache.transport.forks import close_in_children\n"
+        "ours, theirs = socket.socketpair()\n"
+        "close_in_children(ours)\n"
+        "go, wait = os.pipe()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.close(wait); os.read(go, 1); os._exit(0)\n"
+        "ours.close()\n"
+        "theirs.settimeout(10)\n"
+        "print(theirs.recv(1))\n"
+        "os.close(wait); os.waitpid(child, 0)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "b''\n", "the end of the stream, while the child lives"
+
+
 def test_an_agent_that_has_ended_refuses_peers(node: Node, make_tcp_reader: MakeReader) -> None:
     node.agent.close()
     reader = make_tcp_reader(node.server.endpoint)
@@ -323,6 +365,23 @@ def test_slots_that_do_not_exist_are_stale(
     largest = (1 << 64) - 1
     sock.sendall(encode(Read(1, ((block(1), largest, largest, largest),))))
     assert len(sock.recv(1 << 16)) == 88, "a header that says STALE, and nothing else"
+
+
+def test_a_slot_found_reused_after_it_was_sent_is_stale_though_its_bytes_are_right(
+    node: Node, make_tcp_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.publish(chain(3))
+    reader = make_tcp_reader(node.server.endpoint, settings=ONE_STREAM)
+    run = reader.lease(chain(3))
+    says = iter([True, True, True, False])  # before and after the first block, and the second
+    monkeypatch.setattr(node.agent._arenas[MODEL].view, "holds", lambda _: next(says))
+    found = []
+    with reader.source.read(run.blocks[:2], TIMEOUT_S) as pull:
+        found.append(checked(next(pull)))
+        with pytest.raises(StaleBlock):
+            next(pull)
+    assert found == chain(1)
+    assert list(says) == []
 
 
 def test_equal_request_ids_are_answered_one_by_one(node: Node, trusted: Connect) -> None:

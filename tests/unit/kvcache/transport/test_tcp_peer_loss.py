@@ -59,6 +59,8 @@ def test_a_peer_stopped_in_the_middle_of_a_pull_costs_no_more_than_its_deadline(
     assert len(found) < BLOCKS
     assert reader.staging.ledger().quarantined_total > 0, "what flew when time was up"
     reader.at_baseline()
+    assert isinstance(reader.source, TcpSource)
+    assert reader.source.stats().streams_aborted_total == 1
     node.go_on()
     assert reader.pull(run.blocks) == chain(BLOCKS), "on a connection of its own"
 
