@@ -167,9 +167,6 @@ def make_tcp_reader(make_node: MakeNode) -> Iterator[MakeReader]:
 
 HAS_NIXL = importlib.util.find_spec("nixl") is not None
 IMPLEMENTATIONS = ("shm", "tcp", "nixl") if HAS_NIXL else ("shm", "tcp")
-NIXL = pytest.mark.skipif(
-    not HAS_NIXL, reason="nixl is not installed (pip install --no-deps nixl nixl-cu12)"
-)
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
