@@ -1,9 +1,9 @@
 """One data connection to a peer, and the thread that receives on it.
 
-The thread asks for a pull's blocks a batch at a time, with two batches on their way, receives each
-straight into its staging slot, and verifies it there: the header against what was leased, the
-checksum of the copy against the header, the trailer. It connects when it has something to ask for,
-and again after a fault; a fault loses the batches that were on their way.
+The thread asks for a pull's blocks a batch at a time, with several on their way so that the peer is
+never idle, receives each straight into its staging slot, and verifies it there: the header against
+what was leased, the checksum of the copy against the header, the trailer. It connects when it has
+something to ask for, and again after a fault; a fault loses the batches that were on their way.
 
 What it promises to the pull: once it has said landed() or lost() of a block, it is out of the
 receive call and never writes to that slot again.
@@ -47,7 +47,7 @@ from kvcache.transport.wire import (
     unpack_trailer,
 )
 
-BATCHES_MAX: Final = 2
+BATCHES_MAX: Final = 4
 _CLOSED: Final = StoreUnavailable("the source was closed")
 ABORT_GRACE_S: Final = 1.0  # the consumer aborts at its deadline; one that hangs is not waited for
 
@@ -199,6 +199,8 @@ class Stream:
             error = self._verify(ref, checksum(slot.data))
             del batch[0]
             pull.landed(index, error)
+            if batch:  # the next batches must be on their way before this one ends
+                self._ask(sock, pull)
         self._asked.popleft()
         if batch:  # the answer ends early at a block that is not there any more
             self._counters.add(blocks_stale_total=1)

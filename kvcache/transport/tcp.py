@@ -17,7 +17,7 @@ from kvcache.store import Registration
 from kvcache.transport.leasing import PeerLeases
 from kvcache.transport.pull import WindowedPull
 from kvcache.transport.staging import StagingPool
-from kvcache.transport.stream import Stream
+from kvcache.transport.stream import BATCHES_MAX, Stream
 
 STREAMS_MAX: Final = 16
 JOIN_TIMEOUT_S: Final = 5.0
@@ -87,8 +87,8 @@ class TcpSource(PeerLeases):
         deadline_s = time.monotonic() + timeout_s
         slots_max = max(1, min(self._settings.window_slots, len(blocks)))
         window = self._staging.acquire(self.place, slots_max, deadline_s)
-        # Two batches on their way on each stream, and none so large that the window holds up one.
-        batch = max(1, len(window) // (2 * self._settings.streams))
+        # Small enough that every stream has all its batches on their way.
+        batch = max(1, len(window) // (BATCHES_MAX * self._settings.streams))
         pull = WindowedPull(blocks, self._staging, window, batch, deadline_s, self._abort)
         self.counters.add(pulls_total=1)
         for stream in self._streams:

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -132,6 +133,33 @@ def test_a_server_with_another_secret_is_given_nothing(
     impostor.close()
 
 
+def test_a_server_that_cannot_prove_itself_is_told_nothing_more(
+    make_tcp_reader: MakeReader,
+) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    heard: list[bytes] = []
+
+    def pretend() -> None:
+        sock, _ = listener.accept()
+        with sock:
+            handshake._receive(sock, handshake._OPENINGS, soon())
+            nonce, proof = secrets.token_bytes(32), secrets.token_bytes(32)
+            handshake._send(sock, Challenge(nonce, proof), soon())
+            sock.settimeout(TIMEOUT_S)
+            with contextlib.suppress(ConnectionError):
+                heard.append(sock.recv(1 << 16))
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    reader = make_tcp_reader(listener.getsockname())
+    with pytest.raises(StoreUnavailable):
+        reader.lease(chain(1))
+    assert isinstance(reader.source.last_error, PeerNotTrusted)
+    thread.join(TIMEOUT_S)
+    listener.close()
+    assert b"".join(heard) == b""
+
+
 @pytest.mark.parametrize("side", [b"reader", b"server"])
 def test_a_proof_made_without_the_secret_or_for_the_other_side_is_refused(
     node: Node, stranger: Connect, side: bytes
@@ -186,10 +214,11 @@ def test_a_reader_of_another_version_is_told_both(node: Node, stranger: Connect)
         pytest.param(frame(b""), id="an empty frame"),
     ],
 )
-def test_whoever_does_not_begin_with_a_handshake_is_dropped(
-    node: Node, stranger: Connect, sent: bytes
+def test_whoever_does_not_begin_with_a_handshake_is_dropped_at_once(
+    make_node: MakeNode, stranger: Connect, sent: bytes
 ) -> None:
-    sock = stranger()
+    node = make_node(ServerLimits(handshake_timeout_s=10 * TIMEOUT_S))
+    sock = stranger(node.server)
     sock.sendall(sent)
     assert has_ended(sock)
     eventually(lambda: node.server.connections == 0, "the connection to be forgotten")
