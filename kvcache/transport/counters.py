@@ -26,15 +26,15 @@ class TransportCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._stats = TransportStats()
+        self._totals = {field.name: 0 for field in dataclasses.fields(TransportStats)}
 
     def add(self, **increments: int) -> None:
         """Mutates: adds to the named totals."""
         with self._lock:
-            stats = self._stats
-            totals = {name: getattr(stats, name) + more for name, more in increments.items()}
-            self._stats = dataclasses.replace(stats, **totals)
+            for name, more in increments.items():
+                self._totals[name] += more
 
     def snapshot(self) -> TransportStats:
         """The totals now."""
-        return self._stats
+        with self._lock:
+            return TransportStats(**self._totals)

@@ -181,10 +181,10 @@ class Stream:
 
     def _receive_batch(self, sock: socket.socket, pull: WindowedPull) -> None:
         request_id, batch = self._asked[0]
+        set_timeout(sock, socket.SO_RCVTIMEO, _until(pull.deadline_s))
         for number in range(len(batch)):
             index, slot = batch[0]
             ref = pull.blocks[index]
-            set_timeout(sock, socket.SO_RCVTIMEO, _until(pull.deadline_s))
             receive_exactly(sock, [self._head])
             header = BlockHeader.unpack(self._head, ref.slot)
             if (header.request_id, header.index) != (request_id, number):
