@@ -100,6 +100,7 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
             int(vllm_config.cache_config.block_size),
             self.session.counters,
             self.session.store,
+            peers=lambda: self.session.peers,
         )
         self._requests: dict[str, Request] = {}
         self._publisher: Publisher | None = None
@@ -234,7 +235,13 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
             namespace_of(self._vllm_config, session.config.model, root),
             layout_of(self._vllm_config, cache),
         )
-        session.loader = BlockLoader(cache, session.store, session.counters, session.faults)
+        session.loader = BlockLoader(
+            cache,
+            session.store,
+            session.counters,
+            session.faults,
+            session.config.pull_timeout_s,
+        )
         self._publisher = Publisher(cache, session.config, session.counters, session.store)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:

@@ -8,12 +8,19 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from kvcache.connector.errors import ConnectorMisconfigured
 
 ROLES = ("prefill", "decode")
 SECONDS_MAX = 3600.0
+COUNTS_MAX = {
+    "pull_streams": 16,
+    "pull_window_slots": 1024,
+    "pull_staging_slots": 4096,
+    "peers_max": 1024,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,15 @@ class ConnectorConfig:
     lookup_grace_s: how long the scheduler itself waits for the agent's answer, so that a request
     is not put off by a whole step for an answer that takes 0.2 ms.
     allocate_timeout_s, publish_timeout_s: bounds on waiting in the step that publishes.
+
+    secret_file: path of the cluster's secret, read once; "" turns pulls from other nodes off, and
+    what asks for one is counted. A look-up at a peer is bounded by lookup_timeout_s, too.
+    pull_timeout_s: how long a pull may take, from when the request's local blocks are there; the
+    blocks that have not come by then are recomputed. pull_streams: connections to each peer that
+    carry blocks. pull_window_slots: staging slots that one pull may use. pull_staging_slots: of all
+    pulls together, a block's size each; as many as two windows, so that one peer that hangs leaves
+    room for the others. peers_max: peers that are kept connected; one more closes the one that was
+    asked longest ago.
     """
 
     agent_socket: str
@@ -45,6 +61,12 @@ class ConnectorConfig:
     lookup_grace_s: float = 0.002
     allocate_timeout_s: float = 0.1
     publish_timeout_s: float = 0.5
+    secret_file: str = ""
+    pull_timeout_s: float = 5.0
+    pull_streams: int = 2
+    pull_window_slots: int = 8
+    pull_staging_slots: int = 16
+    peers_max: int = 16
     fail_blocks: tuple[int, ...] = ()
     hold_loads: bool = False
 
@@ -72,4 +94,19 @@ class ConnectorConfig:
         for field in fields(cls):
             if field.name.endswith("_s") and not 0 <= getattr(config, field.name) <= SECONDS_MAX:
                 raise ConnectorMisconfigured(f"{field.name} must be in 0..{SECONDS_MAX} seconds")
+        for key, most in COUNTS_MAX.items():
+            if not 1 <= getattr(config, key) <= most:
+                raise ConnectorMisconfigured(f"{key} must be in 1..{most}")
         return config
+
+    def read_secret(self) -> bytes | None:
+        """The cluster's secret; None where pulls are off. Raises ConnectorMisconfigured."""
+        if not self.secret_file:
+            return None
+        try:
+            secret = Path(self.secret_file).read_bytes().strip()
+        except OSError as error:
+            raise ConnectorMisconfigured(f"secret_file cannot be read: {error}") from error
+        if not secret:
+            raise ConnectorMisconfigured(f"secret_file {self.secret_file} is empty")
+        return secret

@@ -19,6 +19,7 @@ class LoadFaults:
         self.fail_blocks = set(fail_blocks)
         self.blocks_read = 0
         self.held = threading.Event()
+        self._hold_at: int | None = None
         self._go = threading.Event()
         if not hold_loads:
             self._go.set()
@@ -28,8 +29,14 @@ class LoadFaults:
         self.held.clear()
         self._go.clear()
 
+    def hold_after(self, blocks: int) -> None:
+        """Stop the load that reads one block more than `blocks` from now, until `let_go`."""
+        self.held.clear()
+        self._hold_at = self.blocks_read + blocks
+
     def let_go(self) -> None:
         """End a hold."""
+        self._hold_at = None
         self._go.set()
 
     def fail_next(self, blocks: int = 1, skip: int = 0) -> None:
@@ -46,5 +53,8 @@ class LoadFaults:
     def before_block(self) -> None:
         """Count one block read. Raises StoreUnavailable where a failure was asked for."""
         number, self.blocks_read = self.blocks_read, self.blocks_read + 1
+        if number == self._hold_at:
+            self._go.clear()
+            self.before_load()
         if number in self.fail_blocks:
             raise StoreUnavailable("injected: this block read fails")

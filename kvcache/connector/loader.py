@@ -1,8 +1,9 @@
 """The load thread: copies leased blocks from the slab into the engine's own cache.
 
 Called by block_connector.py: `submit` and `take_finished` on the engine's thread; the copying runs
-on a thread of its own, beside the forward pass. Must not: touch a block after its job was handed
-back, or let an exception end the thread.
+on a thread of its own, beside the forward pass, and what lies in another node's slab is then pulled
+in that peer's thread, within pull_timeout_s. Must not: touch a block after its job was handed back,
+or let an exception end the thread.
 
 Why writing into the engine's cache is safe: vLLM keeps the blocks of an asynchronous load, those of
 an aborted request included, until the load is reported finished, and registers their hashes only
@@ -18,7 +19,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,8 +27,14 @@ import numpy as np
 from kvcache.blocks import BlockRef
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.records import LoadJob, LoadResult
-from kvcache.connector.stats import CORRUPT, INTERNAL, STALE, UNAVAILABLE, Counters
-from kvcache.errors import CorruptBlock, StaleBlock, StoreUnavailable
+from kvcache.connector.stats import CORRUPT, INTERNAL, STALE, TIMED_OUT, UNAVAILABLE, Counters
+from kvcache.errors import (
+    CorruptBlock,
+    PullCancelled,
+    PullTimedOut,
+    StaleBlock,
+    StoreUnavailable,
+)
 from kvcache.store import BlockStore
 
 if TYPE_CHECKING:
@@ -46,12 +53,14 @@ class BlockLoader:
         store: Callable[[], BlockStore | None],
         counters: Counters,
         faults: LoadFaults,
+        pull_timeout_s: float = 5.0,
     ) -> None:
         """Starts the thread. store() returns the connected store or None."""
         self._cache = cache
         self._store = store
         self._counters = counters
         self._faults = faults
+        self._pull_timeout_s = pull_timeout_s
         self._staging = np.empty(cache.slot_bytes, np.uint8)
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._finished: deque[LoadResult] = deque()
@@ -81,31 +90,41 @@ class BlockLoader:
         return results
 
     def close(self) -> None:
-        """Stop the thread after the job that it is in. Never raises."""
+        """Stop the thread after the job that it is in. Pulls end with their peers. Never raises."""
         self._faults.let_go()
         self._jobs.put(None)
         self._thread.join(_JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            started_s = time.monotonic()
-            loaded, reason = 0, None
-            try:
-                self._faults.before_load()
-                for ref, block_id in zip(job.refs, job.block_ids, strict=True):
-                    if job.aborted:
-                        break
-                    self._load_block(ref, block_id)
-                    loaded += 1
-            except StaleBlock:
-                reason = STALE
-            except CorruptBlock:
-                reason = CORRUPT
-            except StoreUnavailable:
-                reason = UNAVAILABLE
-            except Exception:  # noqa: BLE001 - whatever it is: recompute, never lose the report
-                reason = INTERNAL
-            self._end(job, loaded, reason, time.monotonic() - started_s)
+            for _ in self.steps(job):
+                pass
+
+    def steps(self, job: LoadJob) -> Iterator[None]:
+        """Do one job; pauses before each block, where the simulation lets others have their turn.
+
+        Its end is noted for take_finished, however it ends; a pull ends in the peer's thread.
+        """
+        started_s = time.monotonic()
+        loaded, reason = 0, None
+        try:
+            self._faults.before_load()
+            for ref, block_id in zip(job.refs, job.block_ids, strict=job.from_peer is None):
+                yield
+                if job.aborted:
+                    break
+                self._load_block(ref, block_id)
+                loaded += 1
+        except Exception as error:  # noqa: BLE001 - whatever it is: recompute, never lose the report
+            reason = _reason(error)
+        load_s = time.monotonic() - started_s
+        if job.from_peer is None or job.aborted or reason is not None:
+            self._end(job, loaded, reason, load_s)
+            return
+        self._counters.add(pulls_total=1)
+        by_s = time.monotonic() + self._pull_timeout_s
+        if not job.from_peer.peer.run(lambda: self._pull(job, load_s, by_s)):
+            self._end(job, loaded, UNAVAILABLE, load_s)
 
     def _load_block(self, ref: BlockRef, block_id: int) -> None:
         store = self._store()
@@ -116,11 +135,40 @@ class BlockLoader:
         store.read_into(ref, self._staging)
         self._cache.copy_in(block_id, self._staging)
 
-    def _end(self, job: LoadJob, loaded: int, reason: str | None, load_s: float) -> None:
+    def _pull(self, job: LoadJob, load_s: float, by_s: float) -> None:
+        """The part that lies at the peer, in the peer's thread."""
+        part, loaded, reason = job.from_peer, len(job.refs), None
+        assert part is not None
+        started_s = time.monotonic()
+        try:
+            with part.peer.source.read(part.refs, max(0.0, by_s - started_s)) as pull:
+                job.begin_pull(pull)
+                for block in pull:
+                    self._faults.before_block()
+                    if job.aborted:
+                        break
+                    # A verified copy in memory of our own, ours until the next step.
+                    self._cache.copy_in(job.block_ids[loaded], block.data)
+                    loaded += 1
+            assert job.aborted or loaded == len(job.block_ids), "the pull ended early"
+        except Exception as error:  # noqa: BLE001 - as above
+            reason = None if isinstance(error, PullCancelled) and job.aborted else _reason(error)
+        # Seen from the request: waiting for the peer's earlier pulls is part of it.
+        pull_s = time.monotonic() - (by_s - self._pull_timeout_s)
+        self._end(job, loaded, reason, load_s + pull_s, pull_s)
+
+    def _end(
+        self, job: LoadJob, loaded: int, reason: str | None, load_s: float, pull_s: float = 0.0
+    ) -> None:
         store = self._store()
         if store is not None:
             with contextlib.suppress(StoreUnavailable):
                 store.release(job.lease)
+        pulled, pull_failure = 0, None
+        if job.from_peer is not None:
+            job.from_peer.peer.source.release(job.from_peer.lease)
+            pulled = max(0, loaded - len(job.refs))
+            pull_failure = reason if loaded >= len(job.refs) else None
         # Everything from the first failure on is recomputed, so all of it counts as not loaded.
         failed = tuple(job.block_ids[loaded:])
         if reason is not None:
@@ -129,10 +177,37 @@ class BlockLoader:
             # Stopped for an abort: nobody will read the blocks, so none is reported as bad.
             self._counters.add(loads_aborted_total=1)
             failed = ()
+        if pull_failure is not None:
+            self._counters.pull_failed(pull_failure)
+        slot_bytes = self._cache.slot_bytes
         self._counters.add(
-            blocks_loaded_total=loaded, bytes_loaded_total=loaded * self._cache.slot_bytes
+            blocks_loaded_total=loaded,
+            bytes_loaded_total=loaded * slot_bytes,
+            blocks_pulled_total=pulled,
+            bytes_pulled_total=pulled * slot_bytes,
         )
         self._counters.add_seconds("load_s_total", load_s)
+        self._counters.add_seconds("pull_s_total", pull_s)
         self._finished.append(
-            LoadResult(job.request_id, loaded, failed, reason, load_s, job.aborted)
+            LoadResult(
+                job.request_id,
+                loaded,
+                failed,
+                reason,
+                load_s,
+                job.aborted,
+                pulled,
+                pull_s,
+                pull_failure,
+            )
         )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, StaleBlock):
+        return STALE
+    if isinstance(error, CorruptBlock):
+        return CORRUPT
+    if isinstance(error, PullTimedOut):
+        return TIMED_OUT
+    return UNAVAILABLE if isinstance(error, StoreUnavailable) else INTERNAL

@@ -1,8 +1,8 @@
 """Per-request bookkeeping of the scheduler's side: look-ups, what to load, what to offer.
 
-Called by block_connector.py on the engine's thread only, with plain values of vLLM's requests; the
-store answers through Pending. Must not import vllm or torch, or copy blocks, or wait longer than
-lookup_grace_s for one look-up.
+Called by block_connector.py on the engine's thread only, with plain values of vLLM's requests;
+lookups.py asks the store and the peer. Must not import vllm or torch, or copy blocks, or wait
+longer than lookup_grace_s for one look-up.
 
 A request's look-up:   none --> asked --> answered --> loading --> none
                                   |  (no hit, time-out) --> settled (lease given back)
@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from kvcache.blocks import BlockRef
 from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.lookups import Lookup, Lookups
+from kvcache.connector.peers import Peers
 from kvcache.connector.records import (
     LoadJob,
     LoadResult,
@@ -31,23 +32,7 @@ from kvcache.connector.records import (
     TransferParams,
 )
 from kvcache.connector.stats import Counters
-from kvcache.errors import StoreUnavailable
-from kvcache.store import BlockStore, Pending
-
-_GRACE_STEP_S = 0.0002
-
-
-@dataclass(slots=True)
-class _Lookup:
-    """One question to the agent; its blocks are leased under `lease` until given back."""
-
-    lease: str
-    asked: int
-    started_s: float
-    pending: Pending[tuple[BlockRef, ...]] | None
-    refs: tuple[BlockRef, ...] = ()
-    # Engine's own hit, in blocks, with which the answer was found useless and given back.
-    settled_at: int | None = None
+from kvcache.store import BlockStore
 
 
 @dataclass(slots=True)
@@ -55,7 +40,7 @@ class _RequestState:
     params: TransferParams
     report: RequestReport = field(default_factory=RequestReport)
     attempts: int = 0
-    lookup: _Lookup | None = None
+    lookup: Lookup | None = None
     # The hand-off lease still to be taken over, until a look-up has done so.
     takes_over: str | None = None
     first_block: int = 0
@@ -79,14 +64,16 @@ class SchedulerSide:
         store: Callable[[], BlockStore | None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        peers: Callable[[], Peers | None] = lambda: None,
     ) -> None:
-        """store() returns the connected store, or None while the agent cannot be reached."""
+        """store() returns the connected store, or None while the agent cannot be reached; peers()
+        the nodes to pull from, or None where pulls are off.
+        """
         self._config = config
         self._block_size = block_size
         self._counters = counters
         self._store = store
-        self._clock = clock
-        self._sleep = sleep
+        self._lookups = Lookups(config, counters, store, peers, clock, sleep)
         self._requests: dict[str, _RequestState] = {}
         self._new_loads: list[LoadJob] = []
 
@@ -102,8 +89,7 @@ class SchedulerSide:
         """A request arrives: start its look-up, which takes the hand-off lease over."""
         state = _RequestState(params)
         self._requests[request_id] = state
-        if params.handoff is not None and not params.publish_handoff:
-            state.takes_over = params.handoff
+        state.takes_over = params.takes_over
         if not may_load:
             state.may_load = False
             self._end_handoff(state)
@@ -121,7 +107,7 @@ class SchedulerSide:
             self._settle(state, first)
             return 0
         lookup = state.lookup
-        if lookup is not None and lookup.pending is not None and not self._answered(state, lookup):
+        if lookup is not None and lookup.is_pending and not self._answered(state, lookup):
             return None
         if lookup is None or self._outdated(lookup, first, limit):
             self._drop_lookup(state)
@@ -132,7 +118,7 @@ class SchedulerSide:
                 return None
         if lookup.settled_at is not None:
             return 0
-        usable = min(len(lookup.refs), limit)
+        usable = min(lookup.found, limit)
         if usable <= first:
             self._settle(state, first)
             return 0
@@ -147,12 +133,15 @@ class SchedulerSide:
         lookup, first = state.lookup, state.first_block
         last = first + external_tokens // self._block_size
         assert lookup is not None
-        assert lookup.pending is None
+        assert not lookup.is_pending
         assert state.loading is None
-        assert min(len(lookup.refs), len(block_ids)) >= last, (first, last)
+        assert min(lookup.found, len(block_ids)) >= last, (first, last)
         job = LoadJob(
             request_id, lookup.lease, lookup.refs[first:last], tuple(block_ids[first:last])
         )
+        job.from_peer = lookup.from_peer(first, last)
+        if job.from_peer is None:
+            self._lookups.drop_peer(lookup)
         state.lookup, state.loading = None, job
         state.report.local_tokens = first * self._block_size
         self._new_loads.append(job)
@@ -222,6 +211,9 @@ class SchedulerSide:
         report.failed_blocks += len(result.failed_block_ids)
         report.load_failure = result.reason or report.load_failure
         report.load_s += result.load_s
+        report.pulled_blocks += result.pulled_blocks
+        report.pull_failure = result.pull_failure or report.pull_failure
+        report.pull_s += result.pull_s
 
     def finish(self, request_id: str, *, aborted: bool) -> RequestReport:
         """The request has ended: it leaves no lease of ours and no look-up behind."""
@@ -230,7 +222,7 @@ class SchedulerSide:
         self._end_handoff(state)
         if state.loading is not None:
             # Its blocks stay with it until the load has been reported (finish_requests in vLLM).
-            state.loading.aborted = True
+            state.loading.abort()
         if aborted and state.params.publish_handoff and state.params.handoff is not None:
             # Nobody will take over the blocks of a prefill that was called off.
             store = self._store()
@@ -241,8 +233,7 @@ class SchedulerSide:
     def has_pending(self) -> bool:
         """True while an answer of the agent or a load is awaited."""
         return any(
-            state.loading is not None
-            or (state.lookup is not None and state.lookup.pending is not None)
+            state.loading is not None or (state.lookup is not None and state.lookup.is_pending)
             for state in self._requests.values()
         )
 
@@ -252,8 +243,8 @@ class SchedulerSide:
             assert state.lookup is None or state.loading is None
             lookup = state.lookup
             if lookup is not None and lookup.settled_at is not None:
-                assert lookup.pending is None
-                assert not lookup.refs
+                assert not lookup.is_pending
+                assert lookup.found == 0
 
     def _loadable(self, hashes: Sequence[bytes], num_tokens: int) -> int:
         # The last token is always computed: its logits are wanted.
@@ -261,53 +252,33 @@ class SchedulerSide:
 
     def _ask(
         self, request_id: str, state: _RequestState, hashes: Sequence[bytes], blocks: int
-    ) -> _Lookup | None:
+    ) -> Lookup | None:
         if blocks == 0:
             self._end_handoff(state)
             return None
-        store = self._store()
-        if store is None:
-            self._counters.add(lookups_degraded_total=1)
-            state.report.degraded = True
-            return None
         state.attempts += 1
         lease = f"load:{self._config.owner}:{request_id}:{state.attempts}"
-        takes_over, state.takes_over = state.takes_over, None
-        pending = store.lease_prefix(lease, hashes[:blocks], self._config.lease_ttl_s, takes_over)
-        self._counters.add(lookups_total=1)
-        state.lookup = _Lookup(lease, blocks, self._clock(), pending)
+        pull_from = state.params.pull_from
+        state.lookup = self._lookups.ask(
+            lease, hashes[:blocks], state.takes_over, pull_from, state.report
+        )
+        if state.lookup is not None and not pull_from:
+            state.takes_over = None
         return state.lookup
 
-    def _answered(self, state: _RequestState, lookup: _Lookup) -> bool:
-        """Take the agent's answer if it is there. Mutates the look-up; a time-out is a miss."""
-        pending = lookup.pending
-        assert pending is not None
-        while not pending.done() and self._age_s(lookup) < self._config.lookup_grace_s:
-            self._sleep(_GRACE_STEP_S)
-        if not pending.done():
-            if self._age_s(lookup) <= self._config.lookup_timeout_s:
-                return False
-            self._counters.add(lookup_timeouts_total=1)
-            pending.give_up()
-        else:
-            try:
-                lookup.refs = pending.result(0.0)
-            except StoreUnavailable:
-                self._counters.add(lookups_degraded_total=1)
-                state.report.degraded = True
-        lookup.pending = None
-        state.report.lookup_s += self._age_s(lookup)
-        state.report.lookup_blocks = len(lookup.refs)
+    def _answered(self, state: _RequestState, lookup: Lookup) -> bool:
+        if not self._lookups.answered(lookup, state.report):
+            return False
+        if lookup.at_peer is not None:
+            # Only its answer says that the question, which ends the hand-off, has got there.
+            state.takes_over = None
         return True
 
-    def _outdated(self, lookup: _Lookup, first: int, limit: int) -> bool:
+    def _outdated(self, lookup: Lookup, first: int, limit: int) -> bool:
         if lookup.settled_at is not None:
             return first < lookup.settled_at
-        grown = limit > lookup.asked and len(lookup.refs) == lookup.asked
-        return grown or self._age_s(lookup) > self._config.lease_ttl_s / 2
-
-    def _age_s(self, lookup: _Lookup) -> float:
-        return self._clock() - lookup.started_s
+        grown = limit > lookup.asked and lookup.found == lookup.asked
+        return grown or self._lookups.age_s(lookup) > self._config.lease_ttl_s / 2
 
     def _settle(self, state: _RequestState, first: int) -> None:
         """The answer is of no use with this hit of the engine's own: give it back, remember so."""
@@ -315,22 +286,15 @@ class SchedulerSide:
         if lookup is None or lookup.settled_at is not None:
             return
         self._drop_lookup(state)
-        lookup.refs, lookup.settled_at = (), first
+        lookup.settled_at = first
         state.lookup = lookup
 
     def _drop_lookup(self, state: _RequestState) -> None:
         lookup, state.lookup = state.lookup, None
-        if lookup is None or lookup.settled_at is not None:
-            return
-        if lookup.pending is not None:
-            lookup.pending.give_up()
-            lookup.pending = None
-        store = self._store()
-        if store is not None:
-            store.release(lookup.lease)
+        if lookup is not None and lookup.settled_at is None:
+            self._lookups.drop(lookup)
 
     def _end_handoff(self, state: _RequestState) -> None:
         handoff, state.takes_over = state.takes_over, None
-        store = self._store()
-        if handoff is not None and store is not None:
-            store.end_handoff(handoff)
+        if handoff is not None:
+            self._lookups.end_handoff(handoff, state.params.pull_from)

@@ -13,22 +13,26 @@ import threading
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
+from kvcache.connector.peers import Peers
 from kvcache.connector.stats import ConnectorStats, Counters
 from kvcache.identity import Layout, Namespace
 from kvcache.store import BlockStore, Registration
+from kvcache.transport.staging import StagingPool
+from kvcache.transport.tcp import TcpSettings, TcpSource
 
 _sessions: dict[str, ConnectorSession] = {}
 _sessions_lock = threading.Lock()
 
 
 class ConnectorSession:
-    """One BlockStore, one set of counters, one load thread for an engine.
+    """One BlockStore, one set of counters and of peers, one load thread for an engine.
 
     The store exists only after `attach` (the layout is known when vLLM registers its caches, before
     the scheduler is built) and is usable only while the agent is there.
     """
 
     def __init__(self, engine_id: str, config: ConnectorConfig) -> None:
+        """Raises ConnectorMisconfigured where the secret's file cannot be used."""
         self.engine_id = engine_id
         self.config = config
         self.counters = Counters()
@@ -36,6 +40,9 @@ class ConnectorSession:
         self.namespace: Namespace | None = None
         self.layout: Layout | None = None
         self.loader: BlockLoader | None = None
+        self.peers: Peers | None = None
+        self._secret = config.read_secret()
+        self._staging: StagingPool | None = None
         self._store: BlockStore | None = None
         self._users = 0
 
@@ -59,6 +66,8 @@ class ConnectorSession:
             _sessions.pop(self.engine_id, None)
         if self.loader is not None:
             self.loader.close()
+        if self.peers is not None:
+            self.peers.close()
         if self._store is not None:
             self._store.close()
 
@@ -70,11 +79,21 @@ class ConnectorSession:
         assert self._store is None, "attached twice"
         self.namespace, self.layout = namespace, layout
         config = self.config
+        registration = Registration(config.owner, config.role, os.getpid(), namespace, layout)
         self._store = BlockStore.connect(
-            config.agent_socket,
-            Registration(config.owner, config.role, os.getpid(), namespace, layout),
-            config.connect_timeout_s,
-            required=False,
+            config.agent_socket, registration, config.connect_timeout_s, required=False
+        )
+        if self._secret is not None:
+            self._attach_peers(self._secret, registration)
+
+    def _attach_peers(self, secret: bytes, registration: Registration) -> None:
+        config = self.config
+        staging = StagingPool(config.pull_staging_slots, registration.layout.slot_bytes)
+        settings = TcpSettings(config.pull_streams, config.pull_window_slots)
+        self._staging = staging
+        self.peers = Peers(
+            lambda endpoint: TcpSource(endpoint, secret, registration, staging, settings),
+            config.peers_max,
         )
 
     def store(self) -> BlockStore | None:
@@ -86,6 +105,12 @@ class ConnectorSession:
         """Totals of both roles. Any thread."""
         config = self.config
         loads = self.loader.in_progress if self.loader is not None else 0
+        staging = self._staging.ledger() if self._staging is not None else None
         return self.counters.snapshot(
-            config.model, config.owner, degraded=self.store() is None, loads_in_progress=loads
+            config.model,
+            config.owner,
+            degraded=self.store() is None,
+            loads_in_progress=loads,
+            staging_slots=staging.slots_total if staging is not None else 0,
+            staging_quarantined=staging.quarantined if staging is not None else 0,
         )

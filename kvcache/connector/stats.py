@@ -14,8 +14,19 @@ from dataclasses import dataclass, fields
 STALE = "stale"
 CORRUPT = "corrupt"
 UNAVAILABLE = "unavailable"
+TIMED_OUT = "timed_out"
 INTERNAL = "internal"
-LOAD_FAILURE_REASONS = (STALE, CORRUPT, UNAVAILABLE, INTERNAL)
+LOAD_FAILURE_REASONS = (STALE, CORRUPT, UNAVAILABLE, TIMED_OUT, INTERNAL)
+# Why a peer was not even asked for blocks.
+OFF = "off"
+UNREACHABLE = "unreachable"
+NOT_TRUSTED = "not_trusted"
+REFUSED = "refused"
+LOOKUP_TIMED_OUT = "lookup_timed_out"
+PULL_FAILURE_REASONS = (
+    *LOAD_FAILURE_REASONS,
+    *(OFF, UNREACHABLE, NOT_TRUSTED, REFUSED, LOOKUP_TIMED_OUT),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +34,10 @@ class ConnectorStats:
     """A snapshot. `degraded` is true while the agent cannot be reached (everything is a miss).
 
     load_failures counts loads (one a request), by the first block's reason, as (reason, count);
-    blocks_failed_total counts the blocks that are recomputed for it.
+    blocks_failed_total counts the blocks that are recomputed for it. What is said of loads includes
+    pulls: pulls_total counts the loads that a peer took part in; pulls_failed, as (reason, count),
+    the look-ups at a peer without an answer and the pulls that ended early.
+    staging_quarantined: slots that something may still write to after its pull had ended.
     """
 
     model: str
@@ -40,6 +54,14 @@ class ConnectorStats:
     bytes_loaded_total: int = 0
     load_s_total: float = 0.0
     load_failures: tuple[tuple[str, int], ...] = ()
+    peer_lookups_total: int = 0
+    pulls_total: int = 0
+    blocks_pulled_total: int = 0
+    bytes_pulled_total: int = 0
+    pull_s_total: float = 0.0
+    pulls_failed: tuple[tuple[str, int], ...] = ()
+    staging_slots: int = 0
+    staging_quarantined: int = 0
     blocks_offered_total: int = 0
     blocks_present_total: int = 0
     blocks_in_progress_total: int = 0
@@ -57,6 +79,11 @@ class ConnectorStats:
         """Loads that failed, whatever the reason."""
         return sum(count for _, count in self.load_failures)
 
+    @property
+    def pulls_failed_total(self) -> int:
+        """As load_failures_total, of pulls_failed."""
+        return sum(count for _, count in self.pulls_failed)
+
 
 class Counters:
     """The growing totals behind ConnectorStats. Thread-safe."""
@@ -66,6 +93,7 @@ class Counters:
         self._totals: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
         self._failures: Counter[str] = Counter()
+        self._pull_failures: Counter[str] = Counter()
 
     def add(self, **amounts: int) -> None:
         """Mutates: add to the named totals."""
@@ -84,8 +112,21 @@ class Counters:
             self._failures[reason] += 1
             self._totals["blocks_failed_total"] += blocks
 
+    def pull_failed(self, reason: str) -> None:
+        """Mutates: a peer gave nothing, or not all that it had leased to us."""
+        assert reason in PULL_FAILURE_REASONS, reason
+        with self._lock:
+            self._pull_failures[reason] += 1
+
     def snapshot(
-        self, model: str, owner: str, *, degraded: bool, loads_in_progress: int
+        self,
+        model: str,
+        owner: str,
+        *,
+        degraded: bool,
+        loads_in_progress: int,
+        staging_slots: int = 0,
+        staging_quarantined: int = 0,
     ) -> ConnectorStats:
         """Copy the totals; does not reset them."""
         known = {field.name for field in fields(ConnectorStats)}
@@ -97,6 +138,9 @@ class Counters:
                 degraded=degraded,
                 loads_in_progress=loads_in_progress,
                 load_failures=tuple(sorted(self._failures.items())),
+                pulls_failed=tuple(sorted(self._pull_failures.items())),
+                staging_slots=staging_slots,
+                staging_quarantined=staging_quarantined,
                 **dict(self._totals),
                 **self._seconds,  # type: ignore[arg-type]  # ints and floats share one mapping
             )
