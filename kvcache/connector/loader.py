@@ -122,8 +122,8 @@ class BlockLoader:
             self._end(job, loaded, reason, load_s)
             return
         self._counters.add(pulls_total=1)
-        by_s = time.monotonic() + self._pull_timeout_s
-        if not job.from_peer.peer.run(lambda: self._pull(job, load_s, by_s)):
+        queued_s = time.monotonic()
+        if not job.from_peer.peer.run(lambda: self._pull(job, load_s, queued_s)):
             self._end(job, loaded, UNAVAILABLE, load_s)
 
     def _load_block(self, ref: BlockRef, block_id: int) -> None:
@@ -135,13 +135,14 @@ class BlockLoader:
         store.read_into(ref, self._staging)
         self._cache.copy_in(block_id, self._staging)
 
-    def _pull(self, job: LoadJob, load_s: float, by_s: float) -> None:
+    def _pull(self, job: LoadJob, load_s: float, queued_s: float) -> None:
         """The part that lies at the peer, in the peer's thread."""
         part, loaded, reason = job.from_peer, len(job.refs), None
         assert part is not None
-        started_s = time.monotonic()
+        # Seen from the request: waiting for the peer's earlier pulls is part of it.
+        remaining_s = queued_s + self._pull_timeout_s - time.monotonic()
         try:
-            with part.peer.source.read(part.refs, max(0.0, by_s - started_s)) as pull:
+            with part.peer.source.read(part.refs, max(0.0, remaining_s)) as pull:
                 job.begin_pull(pull)
                 for block in pull:
                     self._faults.before_block()
@@ -153,8 +154,7 @@ class BlockLoader:
             assert job.aborted or loaded == len(job.block_ids), "the pull ended early"
         except Exception as error:  # noqa: BLE001 - as above
             reason = None if isinstance(error, PullCancelled) and job.aborted else _reason(error)
-        # Seen from the request: waiting for the peer's earlier pulls is part of it.
-        pull_s = time.monotonic() - (by_s - self._pull_timeout_s)
+        pull_s = time.monotonic() - queued_s
         self._end(job, loaded, reason, load_s + pull_s, pull_s)
 
     def _end(

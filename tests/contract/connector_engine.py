@@ -83,12 +83,14 @@ class EngineHost:
         handoff: str | None = None,
         publish: bool = False,
         resume: tuple[int, ...] = (),
+        pull_from: str = "",
     ) -> None:
         """Submit a greedy request; resume: tokens that are already its output."""
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
-        params = {"headwater": {"handoff": handoff, "publish_handoff": publish}}
+        ours = {"handoff": handoff, "publish_handoff": publish, "pull_from": pull_from}
+        params = {"headwater": ours}
         sampling = SamplingParams(
             temperature=0.0,
             max_tokens=max_tokens,
@@ -189,6 +191,10 @@ class EngineHost:
         """Call a method of LoadFaults."""
         getattr(self.connector.session.faults, call)(*arguments)
 
+    def wait_held(self) -> None:
+        """Wait until a load stands where `hold` or `hold_after` stops it."""
+        assert self.connector.session.faults.held.wait(20.0), "no load came to the hold"
+
     def wait_connected(self, connected: bool) -> None:
         """Wait until the store has noticed that the agent came or went."""
         deadline_s = time.monotonic() + 20
@@ -214,6 +220,7 @@ class EngineHost:
         return {
             **asdict(stats),
             "load_failures": dict(stats.load_failures),
+            "pulls_failed": dict(stats.pulls_failed),
             "load_reports": list(self.load_reports),
         }
 
