@@ -46,7 +46,7 @@ class PeerLookup:
 class Lookup:
     """One question to the agent; its blocks are leased under `lease` until given back.
 
-    at_peer: None where no peer was asked, or it did not answer.
+    at_peer: None where no peer was asked, it did not answer, or its answer is of no use.
     settled_at: the engine's own hit, in blocks, with which the answer was found useless and given
     back.
     """
@@ -141,6 +141,8 @@ class Lookups:
             self._sleep(_GRACE_STEP_S)
         is_late = self.age_s(lookup) > self._config.lookup_timeout_s
         self._take_own(lookup, report, is_late=is_late)
+        if len(lookup.refs) == lookup.asked:
+            self.drop_peer(lookup)  # nothing that it may say is of use
         self._take_peers(lookup, report, is_late=is_late)
         if lookup.is_pending:
             return False

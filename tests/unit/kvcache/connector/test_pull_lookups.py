@@ -215,6 +215,21 @@ def test_a_silent_peer_is_waited_for_once_and_then_left_in_peace_for_a_while(
     assert world.matched(name="third") == 25 * BLOCK
 
 
+def test_a_silent_peer_is_not_waited_for_by_a_request_that_the_own_slab_serves(
+    world: World,
+) -> None:
+    world.own.put(HASHES)
+    world.peer.store.put(HASHES)
+    world.peer.answers_held = True
+    world.begin(HANDOFF)
+    job = world.load()
+    assert job.from_peer is None and len(job.refs) == 25
+    world.end(job, 25)
+    world.side.finish("r", aborted=False)
+    assert world.peer.store.ended_handoffs == ["h1"]
+    assert world.stats().pulls_failed == ()
+
+
 def test_a_silent_agent_of_the_own_node_does_not_keep_the_peer_from_serving(world: World) -> None:
     world.own.answers_held = True
     world.peer.store.put(HASHES)
@@ -248,7 +263,7 @@ def test_a_request_that_ends_before_the_peer_answers_leaves_nothing_there(world:
 
 
 def test_a_prefix_that_the_engine_has_itself_gives_both_leases_back(world: World) -> None:
-    world.own.put(HASHES)
+    world.own.put(HASHES[:24])
     world.peer.store.put(HASHES)
     world.begin(HANDOFF)
     assert world.matched() == 25 * BLOCK

@@ -1,0 +1,314 @@
+"""The connector's session pulls from a real node over a real socket; only the engine is missing.
+
+An engine's cache is a numpy array here. The contract tests do the same with vLLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kvcache.agent import AgentServer
+from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.loader import BlockLoader
+from kvcache.connector.records import LoadResult, RequestReport, TransferParams
+from kvcache.connector.scheduler_side import SchedulerSide
+from kvcache.connector.session import ConnectorSession
+from kvcache.store import BlockStore
+from tests.unit.kvcache.conftest import TIMEOUT_S, eventually
+from tests.unit.kvcache.examples import (
+    LAYOUT,
+    MODEL,
+    NAMESPACE,
+    SLOT_BYTES,
+    chain,
+    content,
+    registration,
+)
+from tests.unit.kvcache.steps import publish
+from tests.unit.kvcache.transport.conftest import SECRET, MakeNode, Node, make_node
+from tests.unit.kvcache.transport.nodes import BLOCKS, NodeProcess, Spawn, spawn
+
+if TYPE_CHECKING:
+    from kvcache.connector.layout import EngineCache
+
+__all__ = ["make_node", "spawn"]
+pytestmark = pytest.mark.slow
+
+BLOCK = 32
+NAMES = chain(BLOCKS)
+TOKENS = BLOCKS * BLOCK + 1
+SLAB_BYTES = BLOCKS * SLOT_BYTES
+
+
+class FakeCache:
+    """An engine with a block for each name, in order."""
+
+    slot_bytes = SLOT_BYTES
+
+    def __init__(self) -> None:
+        self.rows = np.zeros((BLOCKS, SLOT_BYTES), np.uint8)
+
+    def copy_in(self, block_id: int, slot: NDArray[np.uint8]) -> None:
+        self.rows[block_id] = slot
+
+    def has(self, blocks: int) -> bool:
+        """Whether the first so many are whole, and no other was touched."""
+        whole = all(
+            np.array_equal(row, content(name))
+            for row, name in zip(self.rows[:blocks], NAMES, strict=False)
+        )
+        return whole and not self.rows[blocks:].any()
+
+
+@dataclasses.dataclass
+class Worker:
+    """A session with its scheduler's side and load thread, on a node of its own."""
+
+    session: ConnectorSession
+    side: SchedulerSide
+    loader: BlockLoader
+    cache: FakeCache
+    agent: AgentServer
+
+    def begin(self, params: TransferParams, name: str = "r") -> None:
+        """Up to where the load is in the load thread's hands, if there is anything to load."""
+        self.side.begin(name, NAMES, TOKENS, params, may_load=True)
+        tokens: list[int | None] = []
+
+        def is_answered() -> bool:
+            tokens.append(self.side.matched_tokens(name, NAMES, TOKENS, 0))
+            return tokens[-1] is not None
+
+        eventually(is_answered, "the look-ups")
+        self.side.allocated(name, range(BLOCKS), tokens[-1] or 0)
+        for job in self.side.take_loads():
+            self.loader.submit(job)
+
+    def end(self, name: str = "r") -> RequestReport:
+        """The load ends, then the request."""
+        if self.loader.in_progress:
+            results: list[LoadResult] = eventually(self.loader.take_finished, "the load's end")
+            (result,) = results
+            self.side.loaded(result)
+        return self.side.finish(name, aborted=False)
+
+    def hold_after(self, blocks: int, params: TransferParams) -> None:
+        """Begin, up to the middle of the pull."""
+        self.session.faults.hold_after(blocks)
+        self.begin(params)
+        assert self.session.faults.held.wait(TIMEOUT_S)
+
+    def let_go(self) -> RequestReport:
+        """To the end."""
+        self.session.faults.let_go()
+        return self.end()
+
+    def at_baseline(self) -> None:
+        """No staging in quarantine, no lease on its own node, no load."""
+        eventually(lambda: self.session.stats().staging_quarantined == 0, "quarantine to end")
+        assert self.session.stats().loads_in_progress == 0
+        store = self.session.store()
+        assert store is not None
+        store.lease_prefix("synchronise", [], 1.0).result(TIMEOUT_S)
+        assert self.agent.ledger(MODEL).leases == ()
+
+
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def make_worker(
+    tmp_path_factory: pytest.TempPathFactory, make_node: MakeNode
+) -> Iterator[MakeWorker]:
+    """make_worker(secret=..., setting=value...). Closed before the nodes are."""
+    with ExitStack() as ends:
+
+        def make(secret: bytes = SECRET, revision: str = "main", **settings: float) -> Worker:
+            folder = tmp_path_factory.mktemp("w")
+            (folder / "secret").write_bytes(secret + b"\n")
+            agent = AgentServer(str(folder / "a.sock"), SLAB_BYTES)
+            ends.callback(agent.close)
+            # Two blocks on their way at most, so that a held pull is always in its middle.
+            few = {"pull_streams": 1, "pull_window_slots": 2, "pull_staging_slots": 4}
+            patient = {"lookup_timeout_s": TIMEOUT_S, "pull_timeout_s": TIMEOUT_S}
+            config = ConnectorConfig.from_extra(
+                {
+                    "agent_socket": agent.socket_path, "owner": "decode-1", "role": "decode",
+                    "model": MODEL, "secret_file": str(folder / "secret"),
+                    **few, **patient, **settings,
+                }
+            )  # fmt: skip
+            session = ConnectorSession.join(str(folder), config)
+            ends.callback(session.leave)
+            session.attach(dataclasses.replace(NAMESPACE, revision=revision), LAYOUT)
+            cache = FakeCache()
+            session.loader = BlockLoader(
+                cast("EngineCache", cache),
+                session.store,
+                session.counters,
+                session.faults,
+                config.pull_timeout_s,
+            )
+            side = SchedulerSide(
+                config, BLOCK, session.counters, session.store, peers=lambda: session.peers
+            )
+            worker = Worker(session, side, session.loader, cache, agent)
+            ends.callback(worker.at_baseline)
+            return worker
+
+        yield make
+
+
+@pytest.fixture
+def node(make_node: MakeNode) -> Node:
+    """The other node, with a prompt's blocks under a hand-off."""
+    made = make_node(slab_bytes=SLAB_BYTES)
+    made.publish(NAMES, "h1")
+    return made
+
+
+def handoff_at(node: Node) -> TransferParams:
+    return TransferParams("h1", pull_from=node.server.address)
+
+
+def prefix_at(node: NodeProcess) -> TransferParams:
+    return TransferParams(pull_from="{}:{}".format(*node.endpoint))
+
+
+def without_leases(node: Node) -> None:
+    eventually(lambda: node.lease_keys() == [], lambda: f"{node.lease_keys()} to end")
+
+
+def test_a_prompt_of_another_node_is_pulled_whole_and_its_handoff_ends(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    worker.begin(handoff_at(node))
+    report = worker.end()
+    assert (report.peer_blocks, report.pulled_blocks, report.loaded_blocks) == (BLOCKS,) * 3
+    assert report.pull_failure is report.load_failure is None
+    assert worker.cache.has(BLOCKS)
+    without_leases(node)
+    stats = worker.session.stats()
+    assert stats.bytes_pulled_total == BLOCKS * SLOT_BYTES
+    assert (stats.staging_slots, stats.pulls_failed) == (4, ())
+
+
+def test_the_own_slabs_part_is_not_pulled(node: Node, make_worker: MakeWorker) -> None:
+    worker = make_worker()
+    writer = BlockStore.connect(worker.agent.socket_path, registration("writer"), TIMEOUT_S)
+    publish(writer, NAMES[:5])
+    worker.begin(handoff_at(node))
+    report = worker.end()
+    writer.close()
+    assert (report.lookup_blocks, report.pulled_blocks) == (5, BLOCKS - 5)
+    assert worker.cache.has(BLOCKS)
+    without_leases(node)
+
+
+def test_a_corrupt_slot_there_is_a_failed_load_from_it_on_and_goes_out_of_use(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    arena = node.agent._arenas[MODEL]
+    arena.slab._mapping.slots[arena.table._rows.named[NAMES[6]]][123] ^= 0xFF
+    worker = make_worker()
+    worker.begin(handoff_at(node))
+    report = worker.end()
+    assert (report.pulled_blocks, report.failed_blocks) == (6, BLOCKS - 6)
+    assert report.pull_failure == "corrupt"
+    assert worker.cache.has(6)
+    eventually(lambda: node.agent.ledger(MODEL).published == BLOCKS - 1, "it to be retired")
+    without_leases(node)
+
+
+def test_an_abort_in_mid_pull_leaves_nothing_on_either_node(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    worker.hold_after(3, handoff_at(node))
+    assert node.lease_keys() == ["load:decode-1:r:1"]
+    worker.side.finish("r", aborted=True)
+    worker.session.faults.let_go()
+    results: list[LoadResult] = eventually(worker.loader.take_finished, "the load's end")
+    (result,) = results
+    assert result.aborted and result.loaded_blocks == 3 and result.failed_block_ids == ()
+    without_leases(node)
+
+
+def test_another_secret_is_local_compute_and_counted(node: Node, make_worker: MakeWorker) -> None:
+    worker = make_worker(secret=b"the secret of another cluster")
+    worker.begin(TransferParams(pull_from=node.server.address))
+    report = worker.end()
+    assert (report.pull_failure, report.loaded_blocks) == ("not_trusted", 0)
+    assert worker.session.stats().pulls_failed == (("not_trusted", 1),)
+    assert node.lease_keys() == ["h1"]
+    node.agent.end_handoff(MODEL, "h1")
+
+
+def test_a_node_with_other_blocks_under_the_models_name_refuses(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(revision="another fine-tuning")
+    worker.begin(TransferParams(pull_from=node.server.address))
+    report = worker.end()
+    assert (report.pull_failure, report.loaded_blocks) == ("refused", 0)
+    node.agent.end_handoff(MODEL, "h1")
+
+
+def test_a_peer_killed_in_mid_pull_costs_the_rest_and_its_successor_serves(
+    spawn: Spawn, make_worker: MakeWorker
+) -> None:
+    first, worker = spawn(), make_worker()
+    worker.hold_after(3, prefix_at(first))
+    first.kill()
+    report = worker.let_go()
+    assert report.pull_failure == "unavailable"
+    assert 3 <= report.pulled_blocks < BLOCKS
+    assert worker.cache.has(report.pulled_blocks)
+    worker.begin(prefix_at(first), "away")
+    assert worker.end("away").pull_failure == "unreachable"
+
+    spawn(first.endpoint[1])
+    reports: list[RequestReport] = []
+
+    def is_back() -> bool:
+        name = f"back-{len(reports)}"
+        worker.begin(prefix_at(first), name)
+        reports.append(worker.end(name))
+        return reports[-1].pulled_blocks == BLOCKS
+
+    eventually(is_back, lambda: f"a pull from the successor: {reports[-1]}")
+    assert worker.cache.has(BLOCKS)
+
+
+def test_a_peer_that_stands_still_in_mid_pull_is_given_up_in_time(
+    spawn: Spawn, make_worker: MakeWorker
+) -> None:
+    node, worker = spawn(), make_worker(pull_timeout_s=1.0)
+    worker.hold_after(3, prefix_at(node))
+    node.stop()
+    report = worker.let_go()
+    assert report.pull_failure == report.load_failure == "timed_out"
+    assert 3 <= report.pulled_blocks < BLOCKS
+    assert worker.cache.has(report.pulled_blocks)
+    node.go_on()
+
+
+def test_a_peer_that_stands_still_is_not_waited_for_by_look_ups(
+    spawn: Spawn, make_worker: MakeWorker
+) -> None:
+    node, worker = spawn(), make_worker(lookup_timeout_s=0.5)
+    node.stop()
+    worker.begin(prefix_at(node), "first")
+    worker.begin(prefix_at(node), "second")
+    assert worker.end("first").pull_failure == worker.end("second").pull_failure
+    stats = worker.session.stats()
+    assert (stats.peer_lookups_total, stats.pulls_failed) == (1, (("lookup_timed_out", 2),))
+    node.go_on()
