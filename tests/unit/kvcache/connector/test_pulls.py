@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -211,15 +212,22 @@ def test_a_peer_that_hangs_holds_up_neither_local_loads_nor_other_peers(world: W
 def test_pulls_behind_one_that_hangs_have_only_what_is_left_of_their_own_time(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now_s = [50.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0])
+    monkeypatch.setattr("kvcache.connector.loader.time", clock)
     world.source().hang_at = 0
     world.loader.submit(world.job("first", own=0))
     assert world.source().hangs.wait(TIMEOUT_S)
-    monkeypatch.setattr(world.loader, "_pull_timeout_s", 0.0)
-    world.loader.submit(world.job("second", own=0))
+    second = world.job("second", own=0)
+    assert second.from_peer is not None
+    works = second.from_peer.peer._works
+    world.loader.submit(second)
+    wait_until(works.qsize, timeout_s=TIMEOUT_S, what="the second to wait for the first")
+    now_s[0] += 2.0
     world.source().hang_at = -1
     world.source().goes_on.set()
     assert {world.result().request_id, world.result().request_id} == {"first", "second"}
-    assert world.source().timeouts_s[1] == 0.0
+    assert world.source().timeouts_s == [3.0, 1.0]
 
 
 def test_a_peer_that_is_closed_while_its_pull_waits_fails_it(world: World) -> None:
