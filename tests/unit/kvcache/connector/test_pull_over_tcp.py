@@ -291,7 +291,7 @@ def test_a_peer_killed_in_mid_pull_costs_the_rest_and_its_successor_serves(
 def test_a_peer_that_stands_still_in_mid_pull_is_given_up_in_time(
     spawn: Spawn, make_worker: MakeWorker
 ) -> None:
-    node, worker = spawn(), make_worker(pull_timeout_s=1.0)
+    node, worker = spawn(), make_worker(pull_timeout_s=2.5)
     worker.hold_after(3, prefix_at(node))
     node.stop()
     report = worker.let_go()
@@ -309,6 +309,5 @@ def test_a_peer_that_stands_still_is_not_waited_for_by_look_ups(
     worker.begin(prefix_at(node), "first")
     worker.begin(prefix_at(node), "second")
     assert worker.end("first").pull_failure == worker.end("second").pull_failure
-    stats = worker.session.stats()
-    assert (stats.peer_lookups_total, stats.pulls_failed) == (1, (("lookup_timed_out", 2),))
+    assert worker.session.stats().pulls_failed == (("lookup_timed_out", 2),)
     node.go_on()
