@@ -78,6 +78,12 @@ class Nodes:
         assert result["tokens"] == self.expected
         return dict(result["report"])
 
+    def forget(self) -> None:
+        """Leave the decode's node nothing of the prompt."""
+        self.decode.call("synchronise")
+        self.node.agent.clear(MODEL)
+        assert self.decode.call("reset_prefix_cache")
+
     def failed_pulls(self, reason: str) -> int:
         """So far."""
         return int(self.decode.call("stats")["pulls_failed"].get(reason, 0))
@@ -169,9 +175,9 @@ def test_what_the_own_slab_has_is_loaded_from_there_and_only_the_rest_is_pulled(
     nodes: Nodes,
 ) -> None:
     own = 10
-    begun = nodes.decode.call("generate", "begun", nodes.ids[: own * BLOCK_SIZE + 5], 1)
-    assert begun["report"]["published_blocks"] == own
+    nodes.decode.call("generate", "begun", nodes.ids[: own * BLOCK_SIZE + 5], 1)
     nodes.decode.call("synchronise")
+    assert nodes.node.ledger().published == own
     assert nodes.decode.call("reset_prefix_cache")
     nodes.publish("h2")
     report = nodes.decode_all("h2")
@@ -188,15 +194,13 @@ def test_a_peer_that_is_killed_in_mid_pull_is_a_recompute(nodes: Nodes) -> None:
     assert report["pulled_blocks"] + report["failed_blocks"] == BLOCKS
 
     # While it is away, requests do without it; the node that comes back is pulled from.
-    assert nodes.decode.call("reset_prefix_cache")
-    nodes.node.agent.clear(MODEL)
+    nodes.forget()
     assert nodes.decode_all("h3-away")["pull_failure"] == "unreachable"
     nodes.prefill.call("wait_connected", connected=False)
     nodes.peer.start()
     nodes.prefill.call("wait_connected", connected=True)
-    for engine in (nodes.prefill, nodes.decode):
-        assert engine.call("reset_prefix_cache")
-    nodes.node.agent.clear(MODEL)
+    nodes.forget()
+    assert nodes.prefill.call("reset_prefix_cache")
     nodes.publish("h3-back")
     assert nodes.decode_all("h3-back")["pulled_blocks"] == BLOCKS
 
