@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments kvcache loadtests router requirements tests
 
-.PHONY: help check lint format format-check types imports unit test e2e chaos agreement bench lock clean
+.PHONY: help check lint format format-check types imports unit test e2e chaos test-nodes agreement bench lock clean
 
 # BENCH: flags of loadtests.bench, such as BENCH="--only slab".
 BENCH ?=
@@ -39,6 +39,9 @@ test:  ## everything
 
 e2e:  ## tests on a whole running cluster
 	./headwater test -m e2e
+
+test-nodes:  ## prefill and decode on two Ray nodes; as root, over a network of namespaces too
+	./headwater test tests/e2e/nodes
 
 chaos:  ## tests that kill processes of a running cluster
 	./headwater test -m chaos

@@ -17,6 +17,7 @@ from deployments.directory_actor import DirectorySettings
 from deployments.engine.settings import EngineSettings, FrontEndSettings
 from deployments.flow_types import FlowLimits, Role
 from deployments.ingress import Ingress, IngressSettings
+from deployments.listening import ListenSettings
 from deployments.node_agent import AgentSettings
 from deployments.worker import EngineWorker, WorkerSettings
 from router.settings import AdmissionSettings, RouterSettings
@@ -91,20 +92,23 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         max_ongoing_requests=1000,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=WORKER_DRAIN_S,
-        ray_actor_options={"num_cpus": cores},
+        ray_actor_options={"num_cpus": cores, "resources": dict(count.resources)},
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.membership:MembershipRouter"
         ),
     )(EngineWorker)
+    links = ListenSettings(config.links.host or "", config.links.advertised_host or "")
     settings = WorkerSettings(
         engine=_engine(args, role),
         agent=AgentSettings(
             app=args.app,
             slab_bytes=config.slab.mib * MIB,
+            secret_file=args.secret_file,
+            links=links,
             directory=DirectorySettings(app=args.app),
         ),
         secret_file=args.secret_file,
-        link_host=config.links.host,
+        links=links,
         queue_max=config.limits.queue_max_requests,
         pin_cores=config.workers.pin_cores,
         cores=cores,
@@ -129,6 +133,7 @@ def _engine(args: BuildArguments, role: Role) -> EngineSettings:
         connector_extra={
             "lease_ttl_s": config.slab.lease_ttl_s,
             "handoff_ttl_s": config.slab.handoff_ttl_s,
+            "secret_file": args.secret_file,
             **args.connector_extra,
         },
     )

@@ -11,13 +11,12 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from cluster.errors import ConfigError
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
+RAY_RESOURCES = frozenset({"", "CPU", "GPU", "memory", "object_store_memory"})
 MIB = 1 << 20
 
 
@@ -137,7 +136,7 @@ class EngineConfig(Section):
 
 
 class WorkerRoleConfig(Section):
-    """How many workers one role has."""
+    """How many workers one role has, and on which nodes they may run."""
 
     replicas: int = Field(
         default=1,
@@ -145,6 +144,24 @@ class WorkerRoleConfig(Section):
         le=1024,
         description="Workers of this role, each one engine in one process.",
     )
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description=(
+            "Custom Ray resources, by name, that each worker of this role takes: it runs only on "
+            "nodes that offer them (ray start --resources), and waits where too few are left. "
+            "Places roles on groups of nodes."
+        ),
+    )
+
+    @field_validator("resources")
+    @classmethod
+    def _ray_takes_the_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in RAY_RESOURCES:
+                raise ValueError(f"{name!r} is not a custom resource")
+            if not (0 < amount <= 1 or (amount > 1 and amount.is_integer())):
+                raise ValueError(f"{name} is {amount:g}, must be up to 1, or a whole number")
+        return resources
 
 
 class WorkersConfig(Section):
@@ -231,14 +248,24 @@ class RayConfig(Section):
 
 
 class LinksConfig(Section):
-    """The links that tokens travel on, between ingress and workers."""
+    """What workers listen on for ingresses (tokens), and node agents for other nodes (blocks)."""
 
-    host: str = Field(
-        default=LOOPBACK,
+    host: str | None = Field(
+        default=None,
         min_length=1,
         description=(
-            "Address that workers listen on for ingresses. A cluster of several machines needs "
-            "one that the others reach."
+            "Address that workers and node agents listen on. Without one, each node's own in "
+            "Ray's books: loopback on a cluster that is started here, and where Ray itself "
+            "listens on a running one. 0.0.0.0 takes all."
+        ),
+    )
+    advertised_host: str | None = Field(
+        default=None,
+        min_length=1,
+        description=(
+            "Address that ingresses and other nodes are told. Without one, the address that is "
+            "listened on, or with 0.0.0.0 the node's own in Ray's books. Leave it out on several "
+            "machines: all would tell the same."
         ),
     )
 
@@ -356,19 +383,3 @@ class Config(Section):
     router: RouterConfig = Field(default_factory=RouterConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     state: StateConfig = Field(default_factory=StateConfig)
-
-
-def check_kv_room(config: Config, kv_bytes_per_token: int) -> None:
-    """Raises ConfigError if an engine's KV cache is too small for one request of full length.
-
-    The engine would refuse too, half a minute later and inside a worker. A size of 0 means that
-    the model's config does not tell.
-    """
-    needed_mib = -(-config.model.max_model_len * kv_bytes_per_token // MIB)
-    if needed_mib > config.engine.kv_cache_mib:
-        message = (
-            f"engine.kv_cache_mib is {config.engine.kv_cache_mib}, but one request of "
-            f"model.max_model_len ({config.model.max_model_len}) tokens takes {needed_mib} MiB: "
-            "raise the one or lower the other"
-        )
-        raise ConfigError(message)

@@ -215,7 +215,15 @@ def _read_flags(gathered: _Gathered, arguments: argparse.Namespace) -> None:
 
 
 def _from_text(text: str, info: FieldInfo) -> object:
-    """A value from the environment or a flag: text stays text where the field takes text."""
+    """A value from the environment or a flag: text stays text where the field takes text.
+
+    A mapping is written as in YAML: {name: 1}.
+    """
+    if typing.get_origin(info.annotation) is dict:
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            return text  # which is no mapping: the fault is told with its place
     kinds = typing.get_args(info.annotation) or (info.annotation,)
     if type(None) in kinds and text.lower() in {"", "null", "none"}:
         return None
@@ -235,7 +243,11 @@ def _validate(gathered: _Gathered) -> Config | None:
     except ValidationError as error:
         for item in error.errors():
             key = ".".join(str(part) for part in item["loc"])
-            together = {name for name in gathered.sources if name.startswith(f"{key}.")}
+            together = {
+                name
+                for name in gathered.sources
+                if name.startswith(f"{key}.") or key.startswith(f"{name}.")
+            }
             places = sorted(
                 {gathered.sources[name] for name in {key, *together} & {*gathered.sources}}
             )

@@ -40,6 +40,7 @@ def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = AP
     arguments = BuildArguments(
         config=config, model_path=str(model_path), secret_file=str(secret_file), app=app
     )
+    _refuse_one_address_for_all(config)
     if serve_runs():
         _refuse_other_address(config)
         if app not in serve.status().applications:
@@ -47,6 +48,26 @@ def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = AP
     serve.start(http_options={"host": config.http.host, "port": config.http.port})
     target = serve.RunTarget(build(arguments), name=app, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
+
+
+def _refuse_one_address_for_all(config: Config) -> None:
+    """Nodes with addresses of their own cannot all be reached at the same. Raises StartError."""
+    import ray
+
+    from deployments.listening import is_any_address
+
+    told = config.links.advertised_host or config.links.host
+    if told is None or is_any_address(told):
+        return
+    nodes = {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    if len(nodes) > 1:
+        name = "advertised_host" if config.links.advertised_host else "host"
+        known = ", ".join(sorted(nodes))
+        message = (
+            f"links.{name} is {told}, but the nodes of this cluster are at {known}: leave it "
+            "out, and each tells its own address"
+        )
+        raise StartError(message)
 
 
 def _refuse_other_address(config: Config) -> None:

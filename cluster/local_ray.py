@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from cluster.config import Config
@@ -131,14 +133,18 @@ def _someone_listens(address: str) -> None:
 
 
 def _local_arguments(config: Config) -> dict[str, object]:
-    wanted = config.workers.cores_per_worker * (
-        config.workers.prefill.replicas + config.workers.decode.replicas
-    )
+    roles = (config.workers.prefill, config.workers.decode)
+    wanted = config.workers.cores_per_worker * sum(role.replicas for role in roles)
+    # One node has to offer what is spread over groups of nodes elsewhere.
+    resources: Counter[str] = Counter()
+    for role in roles:
+        resources.update({name: role.replicas * each for name, each in role.resources.items()})
     return {
         "address": "local",
         "namespace": "headwater",
         # Accounting only: fewer real cores than this are shared, and the agent logs it.
         "num_cpus": max(wanted, os.cpu_count() or 1),
+        "resources": {name: float(ceil(amount)) for name, amount in resources.items()},
         "include_dashboard": True,
         "dashboard_host": config.ray.dashboard_host,
         "dashboard_port": config.ray.dashboard_port or None,

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cluster.config import BUNDLED_MODEL, MIB, Config, check_kv_room
+from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.errors import ConfigError
+from cluster.kv_room import check_kv_room
 from cluster.local_ray import TEMP_DIR_BYTES_MAX
 from cluster.machine_facts import IMPORTED, PINNED, SHM, Facts
 from cluster.model_store import FLOAT_BYTES

@@ -168,6 +168,7 @@ class EngineClient:
             request=encode_request(make(request, effect.attempt)),
             resume_tokens=list(effect.resume_tokens),
             handoff=effect.handoff,
+            pull_from=self._views.slab_peer(effect.pull_from),
         )
         self._note(effect.attempt, f"submitted to {effect.worker} as {effect.role}")
         self.links.send(effect.worker, message)
@@ -252,6 +253,8 @@ class EngineClient:
         for report in reports.values():
             if report.loaded_blocks and not report.failed_blocks:
                 self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)
+            if report.pulled_blocks and not report.failed_blocks:
+                self._router.observe_pull(worker, report.pulled_blocks, 1e3 * report.pull_s)
 
     def _heard(self, worker: str, load: frames.Load, now_s: float) -> None:
         """A worker's word on itself; where its engine turns again, whoever waited tries again."""

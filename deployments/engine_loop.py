@@ -92,6 +92,7 @@ class EngineLoop:
         self._cached_tokens = 0
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
+        self.slab_peer = ""  # where other nodes read our node's slab; the worker keeps it true
         self.incarnation = os.urandom(8).hex()
         self.progress_s = self._clock()
 
@@ -214,6 +215,7 @@ class EngineLoop:
             transfer = {
                 "handoff": message.handoff,
                 "publish_handoff": message.role == "prefill" and message.handoff is not None,
+                "pull_from": message.pull_from,
             }
             self._attempts[message.attempt] = _Attempt(owner, self._clock())
             self.engine.add(request, message.resume_tokens, transfer)
@@ -296,6 +298,7 @@ class EngineLoop:
             blocks_loaded_total=kv.blocks_loaded_total if kv else 0,
             load_failures_total=kv.load_failures_total if kv else 0,
             degraded="node agent does not answer" if kv and kv.degraded else "",
+            slab_peer=self.slab_peer,
         )
 
     # ---- the engine's own prefix cache ------------------------------------------------------

@@ -105,8 +105,9 @@ class EngineServer:
             self._links.send(ingress, message)
 
     def _load_now(self) -> frames.Load:
-        """The engine thread's last word, and how long ago the thread last turned."""
-        return msgspec.structs.replace(self._load, stalled_s=self.loop.stalled_s())
+        """The engine thread's last word, how long ago the thread last turned, and our slab."""
+        now = {"stalled_s": self.loop.stalled_s(), "slab_peer": self.loop.slab_peer}
+        return msgspec.structs.replace(self._load, **now)
 
     # ---- from the links (link_server.LinkEvents) --------------------------------------------
 

@@ -132,7 +132,10 @@ class AttemptTiming:
 
 @dataclass(frozen=True, slots=True)
 class KvReport:
-    """What an attempt did with KV blocks, from its worker at the attempt's end."""
+    """What an attempt did with KV blocks, from its worker at the attempt's end.
+
+    loaded: from the slab of its node; pulled: from another node's.
+    """
 
     loaded_blocks: int = 0
     loaded_tokens: int = 0
@@ -142,6 +145,8 @@ class KvReport:
     load_s: float = 0.0
     publish_s: float = 0.0
     lookup_s: float = 0.0
+    pulled_blocks: int = 0
+    pull_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     ``request`` is an encoded EngineCoreRequest whose id is the attempt's. ``resume_tokens`` are
     output tokens that exist already. ``handoff`` is the key of the lease under which prefill
-    leaves the blocks (role prefill) or under which they are found (role decode).
+    leaves the blocks (role prefill) or under which they are found (role decode). ``pull_from`` is
+    where the slab of another node is read that has blocks of it ("host:port"); empty: none.
     """
 
     attempt: str
@@ -83,6 +84,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=5):
     request: bytes
     resume_tokens: list[int]
     handoff: str | None
+    pull_from: str = ""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=6):
@@ -115,6 +117,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     these what a cache had (vLLM's PrefillStats).
     stalled_s: seconds since the engine's loop last turned, when this was sent. The rest is the
     engine thread's word at that turn; this is the event loop's, which also answers pings.
+    slab_peer: where other nodes read the slab of the worker's node ("host:port"); empty: they
+    cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
     """
 
     running: int = 0
@@ -137,6 +141,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     stalled_s: float = 0.0
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
+    slab_peer: str = ""
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

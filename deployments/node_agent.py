@@ -1,8 +1,8 @@
 """The node agent as a Ray actor: one a node, detached, around kvcache's AgentServer.
 
-Owns the node's slabs (in AgentServer), ships block events to the directory actor, and hands out
-CPU cores to the engines of its node. Called by workers (ensure_agent), the status endpoint and
-tests. On Kubernetes a Ray node is a pod. DESIGN D5.
+Owns the node's slabs (in AgentServer), lets other nodes read them (PeerServer), ships block events
+to the directory actor, and hands out CPU cores to the engines of its node. Called by workers
+(ensure_agent), the status endpoint and tests. On Kubernetes a Ray node is a pod. DESIGN D5.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.agent_socket import folder_problem, socket_path
 from deployments.core_claims import CoreClaims
 from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
+from deployments.listening import ListenSettings, listening_here
+from deployments.secret import read_secret
 from kvcache.agent import AgentServer
 from kvcache.events import encode
+from kvcache.transport.server import PeerServer
 
 log = logging.getLogger("headwater.agent")
 
@@ -39,6 +42,9 @@ class AgentSettings:
     Attributes:
         app: name of the Serve application; two applications have agents of their own.
         slab_bytes: shared memory per model on this node; more keeps more prefixes.
+        secret_file: path of the cluster's secret, on this node: readers of other nodes prove
+            that they know it.
+        links: where they connect, and which address they are told.
         socket_dir: folder for the agent's Unix socket; empty: one below the temp folder.
         orphan_ttl_s: how long a dead worker's hand-offs may still be taken over.
 
@@ -46,6 +52,8 @@ class AgentSettings:
 
     app: str
     slab_bytes: int
+    secret_file: str
+    links: ListenSettings = field(default_factory=ListenSettings)
     socket_dir: str = ""
     orphan_ttl_s: float = 2.0
     directory: DirectorySettings = field(default_factory=DirectorySettings)
@@ -71,12 +79,17 @@ class NodeAgent:
             on_events=self._news.set,
         )
         self._path = path
+        self._peers = _peer_server(self._server, settings)
         self._shipper = threading.Thread(target=self._ship, name="events", daemon=True)
         self._shipper.start()
 
     def address(self) -> str:
         """Path of the Unix socket."""
         return self._path
+
+    def peer_address(self) -> str:
+        """Where other nodes read this node's slabs, "host:port"; another one in each life."""
+        return self._peers.address
 
     def pid(self) -> int:
         """The actor's process, for tests that end it."""
@@ -85,6 +98,7 @@ class NodeAgent:
     def close(self) -> None:
         """Take the agent down in order: its socket and slabs go; the actor is killed after this."""
         self._is_closing = True
+        self._peers.close()
         self._server.close()
         self._claims.forget()
 
@@ -148,6 +162,15 @@ class NodeAgent:
 
     def _snapshot(self, model: str) -> bytes:
         return encode(self._server.snapshot_events(model))
+
+
+def _peer_server(agent: AgentServer, settings: AgentSettings) -> PeerServer:
+    """One that listens. Raises RuntimeError, AgentStartFailed where it cannot."""
+    links = listening_here(settings.links)
+    secret = read_secret(settings.secret_file)
+    peers = PeerServer(agent, secret, links.host, advertised_host=links.advertised_host)
+    peers.start()
+    return peers
 
 
 def _own_folder(folder: Path) -> None:

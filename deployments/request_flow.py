@@ -10,8 +10,9 @@ engine_client. Must not know sockets, clocks, Ray or vLLM. Source: D8 and D9.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from deployments.flow_request import FlowRequest
 from deployments.flow_types import (
     AbortAttempt,
     AttemptTiming,
@@ -37,29 +38,6 @@ from router.errors import NoWorker
 from router.route import Router
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """One request in flight. ``tokens`` are those the client has (or will get) in order."""
-
-    intake: Intake
-    record: RequestRecord
-    stage: Stage = Stage.PARKED
-    tokens: list[int] = field(default_factory=list)
-    decode_worker: str = ""  # the decision's choice, used at hand-over
-    compute_tokens: int = 0  # what the next attempt is predicted to compute
-    attempt: AttemptRecord | None = None
-    handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
-    excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
-    worker_deaths: int = 0
-    refusals: int = 0
-    parked_until_s: float | None = None  # from its first wait since it last made progress
-    retry_s: float = 0.0
-
-    def attempts(self) -> int:
-        """Those that a worker took: a refusal costs nothing."""
-        return len(self.record.attempts) - self.refusals
-
-
 class RequestFlow:
     """All requests of one ingress. Not thread-safe: one event loop owns it."""
 
@@ -67,8 +45,8 @@ class RequestFlow:
         self._router = router
         self._limits = limits
         self._records = records
-        self._requests: dict[str, _Request] = {}
-        self._by_attempt: dict[str, _Request] = {}
+        self._requests: dict[str, FlowRequest] = {}
+        self._by_attempt: dict[str, FlowRequest] = {}
         self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
         self.resumes_total = 0
         self.handovers_total = 0
@@ -80,14 +58,14 @@ class RequestFlow:
     def submit(self, intake: Intake, now_s: float) -> list[Effect]:
         """Take a new request. Its id must be new; mutates the flow and the router's load."""
         assert intake.request_id not in self._requests, "request ids are never reused"
-        request = _Request(intake, RequestRecord.of(intake))
+        request = FlowRequest(intake, RequestRecord.of(intake))
         self._records.add(request.record)
         self._requests[intake.request_id] = request
         return self._start(request, "new", now_s)
 
     # ---- 2. plan, and send it to a worker ---------------------------------------------------
 
-    def _start(self, request: _Request, why: str, now_s: float) -> list[Effect]:
+    def _start(self, request: FlowRequest, why: str, now_s: float) -> list[Effect]:
         """Plan from what is known now and start an attempt; park when no worker is there."""
         if request.attempts() >= self._limits.attempts_max:
             return self._fail(request, Failure.ATTEMPTS_EXHAUSTED, now_s)
@@ -107,7 +85,7 @@ class RequestFlow:
         attempt = self._attempt(request, worker, role, why, now_s, pull_from=decision.pull_from)
         return [*effects, attempt]
 
-    def _plan(self, request: _Request, now_s: float) -> Decision:
+    def _plan(self, request: FlowRequest, now_s: float) -> Decision:
         """Ask the router; a worker of the other role serves where its own role has none left."""
         intake = request.intake
         ask = RouteRequest(
@@ -130,7 +108,7 @@ class RequestFlow:
 
     def _attempt(
         self,
-        request: _Request,
+        request: FlowRequest,
         worker: str,
         role: Role,
         why: str,
@@ -144,7 +122,9 @@ class RequestFlow:
         if left_by is not None and left_by != self._node_of(worker):
             pull_from = left_by
         name = f"{intake.request_id}~{len(request.record.attempts) + 1}"
-        attempt = AttemptRecord(name, worker, role, why, now_s, len(request.tokens))
+        attempt = AttemptRecord(
+            name, worker, role, why, now_s, len(request.tokens), pull_from=pull_from
+        )
         request.record.attempts.append(attempt)
         request.record.detail = ""
         request.attempt = attempt
@@ -200,7 +180,7 @@ class RequestFlow:
         return effects
 
     def _count_tokens(
-        self, request: _Request, attempt: AttemptRecord, new: list[int], now_s: float
+        self, request: FlowRequest, attempt: AttemptRecord, new: list[int], now_s: float
     ) -> None:
         """Each token comes through here: what only an attempt's first one changes is apart."""
         request.tokens += new
@@ -216,7 +196,7 @@ class RequestFlow:
                 request.stage = Stage.DECODE
                 request.handoff = None  # the decode worker's own lease has taken its place
 
-    def _attempt_done(self, request: _Request, output: StepOutput, now_s: float) -> list[Effect]:
+    def _attempt_done(self, request: FlowRequest, output: StepOutput, now_s: float) -> list[Effect]:
         """Prefill's own 'length' is ours, not the client's; every other finish is final."""
         attempt = request.attempt
         assert attempt is not None
@@ -236,7 +216,7 @@ class RequestFlow:
 
     # ---- 4. hand over to the decode worker --------------------------------------------------
 
-    def _hand_over(self, request: _Request, now_s: float) -> list[Effect]:
+    def _hand_over(self, request: FlowRequest, now_s: float) -> list[Effect]:
         """Resume with the tokens so far at the planned decode worker, or plan again."""
         self.handovers_total += 1
         request.excluded = frozenset()
@@ -246,14 +226,14 @@ class RequestFlow:
             return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
         return self._start(request, "hand-over, planned worker gone", now_s)
 
-    def _end_handoff_out_of_reach(self, request: _Request, worker: str) -> list[Effect]:
+    def _end_handoff_out_of_reach(self, request: FlowRequest, worker: str) -> list[Effect]:
         """A worker of another node takes them over only where their node's slab can be read."""
         there = self._router.view(request.handoff[0]) if request.handoff else None
         if there is None or there.slab_peer or there.node == self._node_of(worker):
             return []
         return self._end_handoff(request)
 
-    def _end_handoff(self, request: _Request) -> list[Effect]:
+    def _end_handoff(self, request: FlowRequest) -> list[Effect]:
         """Nobody takes the blocks over. Where their worker is lost, the agent ends the lease."""
         handoff, request.handoff = request.handoff, None
         if handoff is None or self._node_of(handoff[0]) is None:
@@ -309,7 +289,7 @@ class RequestFlow:
 
     # ---- 6. waiting for a worker ------------------------------------------------------------
 
-    def _park(self, request: _Request, reason: str, now_s: float) -> list[Effect]:
+    def _park(self, request: FlowRequest, reason: str, now_s: float) -> list[Effect]:
         others = sum(r.stage is Stage.PARKED for r in self._requests.values() if r is not request)
         if others >= self._limits.parked_max:
             return self._fail(request, Failure.NO_WORKER, now_s, reason)
@@ -356,7 +336,7 @@ class RequestFlow:
         return effects
 
     def _fail(
-        self, request: _Request, failure: Failure, now_s: float, detail: str = ""
+        self, request: FlowRequest, failure: Failure, now_s: float, detail: str = ""
     ) -> list[Effect]:
         message = f"{failure.text} ({detail})" if detail else failure.text
         is_refusal = not request.record.attempts or failure is Failure.REJECTED_BY_ENGINE
@@ -364,7 +344,7 @@ class RequestFlow:
         effects = self._finish(request, outcome, f"{failure.code}: {message}", now_s)
         return [*effects, Fail(request.intake.request_id, failure.status, failure.code, message)]
 
-    def _end_attempt(self, request: _Request, outcome: str, now_s: float) -> None:
+    def _end_attempt(self, request: FlowRequest, outcome: str, now_s: float) -> None:
         attempt = request.attempt
         assert attempt is not None
         attempt.outcome, attempt.ended_s = outcome, now_s
@@ -373,7 +353,7 @@ class RequestFlow:
         self._router.ended(attempt.attempt)
 
     def _finish(
-        self, request: _Request, outcome: Outcome, detail: str, now_s: float
+        self, request: FlowRequest, outcome: Outcome, detail: str, now_s: float
     ) -> list[Effect]:
         """The request's one end (I4); a hand-off lease that nobody took over ends with it."""
         assert request.attempt is None
@@ -400,13 +380,4 @@ class RequestFlow:
         live = {r.attempt.attempt: r for r in self._requests.values() if r.attempt is not None}
         assert self._by_attempt == live
         for request in self._requests.values():
-            parked = request.stage is Stage.PARKED
-            assert (request.attempt is None) == parked
-            assert not parked or request.parked_until_s is not None
-            assert request.handoff is None or request.stage is not Stage.DECODE
-            assert request.record.outcome is None
-            assert request.record.output_tokens == len(request.tokens)
-            assert request.attempts() <= self._limits.attempts_max
-            assert request.worker_deaths < self._limits.worker_deaths_max
-            # An attempt's last token carries its finish: nothing is left over to resume.
-            assert not request.tokens or tokens_left(request.intake, request.tokens) > 0
+            request.validate(self._limits)

@@ -16,7 +16,10 @@ from router.decision import Decision
 
 @dataclass(slots=True)
 class AttemptRecord:
-    """One stay of a request at one worker. Times are seconds on the ingress's clock."""
+    """One stay of a request at one worker. Times are seconds on the ingress's clock.
+
+    pull_from: the node whose slab it was to read besides its own; empty: none.
+    """
 
     attempt: str
     worker: str
@@ -30,6 +33,7 @@ class AttemptRecord:
     outcome: str = "running"
     timing: AttemptTiming | None = None
     kv: KvReport | None = None
+    pull_from: str = ""
 
 
 @dataclass(slots=True)

@@ -80,6 +80,8 @@ def _decision_lines(decision: Decision) -> list[str]:
         f"cached, first token predicted after {decision.predicted_ttft_ms:.0f} ms."
     )
     lines = [told]
+    if decision.pull_from:
+        lines.append(f"  Blocks that its own node has not come from node {decision.pull_from}.")
     if decision.prefix_information == "degraded":
         sources = ", ".join(decision.degraded_sources)
         lines.append(f"  The directory was not sure of {sources}: their blocks did not count.")
@@ -107,10 +109,11 @@ def _attempt_line(number: int, attempt: AttemptRecord, zero_s: float) -> str:
     line += f"): {attempt.tokens} tokens, {attempt.outcome}"
     kv = attempt.kv
     if kv is not None:
-        line += (
-            f"; loaded {kv.loaded_blocks} blocks, computed {kv.computed_tokens} tokens, "
-            f"published {kv.published_blocks} blocks"
-        )
+        line += f"; loaded {kv.loaded_blocks} blocks, "
+        if attempt.pull_from:
+            took = f" in {1e3 * kv.pull_s:.0f} ms" if kv.pulled_blocks else ""
+            line += f"pulled {kv.pulled_blocks} from node {attempt.pull_from}{took}, "
+        line += f"computed {kv.computed_tokens} tokens, published {kv.published_blocks} blocks"
         if kv.failed_blocks:
             line += f", {kv.failed_blocks} blocks failed to load and were recomputed"
     return line + "."

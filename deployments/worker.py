@@ -7,9 +7,10 @@ updates and membership (``record_replica_metadata``). Called by Serve. DESIGN D2
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import ray
 from ray import serve
@@ -17,10 +18,13 @@ from ray import serve
 from deployments import frames
 from deployments.engine.settings import EngineSettings
 from deployments.engine_server import EngineServer
+from deployments.listening import ListenSettings, listening_here
 from deployments.node_agent import AgentSettings, ensure_agent
 from deployments.secret import read_secret
 
 log = logging.getLogger("headwater.worker")
+
+PEER_ADDRESS_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class WorkerSettings:
     Attributes:
         engine: engine settings; ``owner``, ``agent_socket`` and ``core`` are filled in here.
         secret_file: path of the cluster's secret, on this node.
-        link_host: address that the link listens on.
+        links: where the link listens, and which address ingresses are told.
         stall_s: an engine loop that has not turned for so long is reported unhealthy, so that
             Serve replaces this worker; nothing that is in such an engine is waited for.
         queue_max: attempts that may wait in the engine; more are rejected.
@@ -41,7 +45,7 @@ class WorkerSettings:
     engine: EngineSettings
     agent: AgentSettings
     secret_file: str
-    link_host: str = "127.0.0.1"
+    links: ListenSettings = field(default_factory=ListenSettings)
     stall_s: float = 60.0
     queue_max: int = 64
     pin_cores: bool = True
@@ -56,7 +60,7 @@ class EngineWorker:
         context = serve.get_replica_context()
         self.worker_id = f"{settings.engine.role}-{context.replica_id.unique_id}"
         self._node = ray.get_runtime_context().get_node_id()
-        agent = ensure_agent(settings.agent, self._node)
+        self._agent = agent = ensure_agent(settings.agent, self._node)
         cores: list[int] = []
         if settings.pin_cores:
             cores = await agent.claim_cores.remote(self.worker_id, os.getpid(), settings.cores)
@@ -73,14 +77,33 @@ class EngineWorker:
         self._server = EngineServer(
             self._engine_settings, InprocessEngine, queue_max=settings.queue_max, cores=cores
         )
+        self._server.loop.slab_peer = await agent.peer_address.remote()
         await self._server.build()
+        links = listening_here(settings.links)
+        self._host = links.advertised_host
         self._port = await self._server.listen(
-            settings.link_host,
+            links.host,
             read_secret(settings.secret_file),
             self._welcome(),
             InprocessEngine.encode_outputs,
         )
-        log.info("%s is ready on port %d, cores %s", self.worker_id, self._port, cores or "any")
+        self._following = asyncio.create_task(self._follow_agent(), name="agent")
+        where = f"{self._host}:{self._port}"
+        log.info("%s is ready at %s, cores %s", self.worker_id, where, cores or "any")
+
+    async def _follow_agent(self) -> None:
+        """Tell ingresses where our node's slab is read: an agent that starts anew moves.
+
+        The call waits while Ray restarts the agent.
+        """
+        while True:
+            await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
+            try:
+                address = await self._agent.peer_address.remote()
+            except ray.exceptions.RayError as lost:
+                log.warning("node agent does not answer (%s): nobody reads this slab", lost)
+                address = ""
+            self._server.loop.slab_peer = address
 
     def _welcome(self) -> frames.Welcome:
         engine = self._engine_settings
@@ -110,7 +133,7 @@ class EngineWorker:
             "worker": self.worker_id,
             "role": self._settings.engine.role,
             "model": self._settings.engine.served_model,
-            "host": self._settings.link_host,
+            "host": self._host,
             "port": self._port,
             "pid": os.getpid(),
             "node": self._node,
@@ -127,6 +150,7 @@ class EngineWorker:
         """Serve has stopped routing to us: finish what is here, then end (drain)."""
         if not hasattr(self, "_port"):
             return
+        self._following.cancel()
         await self._server.drain(stall_s=self._settings.stall_s)
 
 

@@ -99,6 +99,9 @@ class WorkerViews:
         if load.degraded != linked.agent_problem:
             linked.agent_problem = load.degraded
             self._judge_handoff(linked.view.node)
+        if load.slab_peer != linked.view.slab_peer:
+            linked.view = replace(linked.view, slab_peer=load.slab_peer)
+            self._router.add_worker(linked.view)
         did_stand = linked.stalled_s > 0
         stands = load.stalled_s > self._stall_s
         linked.stalled_s = load.stalled_s if stands else 0.0
@@ -123,6 +126,11 @@ class WorkerViews:
         self._router.set_handoff(node, usable=not any(linked.agent_problem for linked in here))
 
     # ---- what others may ask ----------------------------------------------------------------
+
+    def slab_peer(self, node: str) -> str:
+        """Where a node's slab is read, by its workers' word; empty where none of them says."""
+        views = (linked.view for linked in self._linked.values())
+        return next((v.slab_peer for v in views if v.node == node and v.slab_peer), "")
 
     def states(
         self, members: Iterable[Member], refused: Mapping[str, str], failed: Mapping[str, str]

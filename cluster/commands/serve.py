@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
 from cluster.ask import ask
-from cluster.config import Config, check_kv_room
+from cluster.config import Config
 from cluster.errors import NotRunningError, PrerequisiteError
+from cluster.kv_room import check_kv_room
 from cluster.ports import listen_briefly, problem_in
 
 if TYPE_CHECKING:

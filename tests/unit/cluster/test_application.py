@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
-from cluster.application import BuildArguments, _client
-from cluster.config import Config, EngineConfig, ModelConfig
+from cluster.application import BuildArguments, _client, _worker
+from cluster.config import (
+    Config,
+    EngineConfig,
+    LinksConfig,
+    ModelConfig,
+    WorkerRoleConfig,
+    WorkersConfig,
+)
+from deployments.flow_types import Role
+from deployments.listening import ListenSettings
 from kvcache.identity import Namespace
 
 
@@ -23,3 +33,31 @@ def test_the_ingress_expects_the_configured_settings_of_every_worker_under_their
     }
     known = {field.name for field in fields(Namespace)} | {"max_model_len"}
     assert expected.expected_namespace.keys() <= known
+
+
+def deployments_of(config: Config) -> dict[str, Any]:
+    """Each worker deployment by name, with the settings that it is bound to."""
+    args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+    return {role: _worker(args, role)._bound_deployment for role in Role}
+
+
+def test_each_role_takes_its_own_resources_besides_its_cores() -> None:
+    prefill = WorkerRoleConfig(resources={"prefill": 1.0})
+    found = deployments_of(Config(workers=WorkersConfig(prefill=prefill, cores_per_worker=2)))
+    options = {role: one.ray_actor_options for role, one in found.items()}
+    assert options[Role.PREFILL]["resources"] == {"prefill": 1.0}
+    assert options[Role.DECODE].get("resources", {}) == {}
+    assert {one["num_cpus"] for one in options.values()} == {2}
+
+
+def test_workers_and_agents_listen_where_the_links_do_and_share_the_secrets_file() -> None:
+    links = LinksConfig(host="0.0.0.0", advertised_host="outside.example")
+    for config, told in (
+        (Config(links=links), ListenSettings("0.0.0.0", "outside.example")),
+        (Config(), ListenSettings("", "")),
+    ):
+        for one in deployments_of(config).values():
+            (settings,) = one.init_args
+            assert settings.links == settings.agent.links == told
+            assert settings.agent.secret_file == settings.secret_file == "/s"
+            assert settings.engine.connector_extra["secret_file"] == "/s"

@@ -11,8 +11,9 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import config_sources
-from cluster.config import MIB, Config, check_kv_room, default_cache_dir, default_state_dir
+from cluster.config import MIB, Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
+from cluster.kv_room import check_kv_room
 from router.settings import RouterSettings
 
 SMOLLM2_KV_BYTES_PER_TOKEN = 23_040
@@ -47,8 +48,10 @@ def test_without_any_source_every_value_is_a_default() -> None:
 
 def test_every_address_is_loopback_by_default() -> None:
     hosts = [key for key, _ in config_sources.leaves() if key.endswith("host")]
-    assert len(hosts) == 3
-    for key in hosts:
+    by_node = {"links.host", "links.advertised_host"}  # the node's own in Ray's books
+    assert {key for key in hosts if config_sources.value_of(Config(), key) is None} == by_node
+    assert len(hosts) == 4
+    for key in set(hosts) - by_node:
         address = config_sources.value_of(Config(), key)
         assert ipaddress.ip_address(str(address)).is_loopback
 
@@ -234,3 +237,41 @@ def test_a_kv_cache_too_small_for_one_request_is_refused_with_what_it_takes() ->
     small = load("--kv-mib", "100").config
     with pytest.raises(ConfigError, match="takes 180 MiB"):
         check_kv_room(small, SMOLLM2_KV_BYTES_PER_TOKEN)
+
+
+def test_resources_of_a_role_come_from_file_environment_and_flag(yaml_file: Path) -> None:
+    yaml_file.write_text("workers:\n  prefill:\n    resources:\n      big_gpus: 2\n")
+    loaded = load(
+        "--set",
+        "workers.decode.resources={decode: 0.5}",
+        environ={"HEADWATER_WORKERS__PREFILL__RESOURCES": "{prefill: 1}"},
+        file=yaml_file,
+    )
+    assert loaded.config.workers.prefill.resources == {"prefill": 1.0}
+    assert loaded.config.workers.decode.resources == {"decode": 0.5}
+    assert load(file=yaml_file).config.workers.prefill.resources == {"big_gpus": 2.0}
+    assert Config().workers.decode.resources == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{CPU: 1}", "'CPU' is not a custom resource"),
+        ("{'': 1}", "'' is not a custom resource"),
+        ("{big: 0}", "big is 0, must be up to 1, or a whole number"),
+        ("{big: -1}", "big is -1, must be"),
+        ("{big: 1.5}", "big is 1.5, must be"),
+        ("{big: .nan}", "big is nan, must be"),
+        ("{big: .inf}", "big is inf, must be"),
+        ("{big: many}", "valid number"),
+        ("big", "valid dictionary"),
+        ("{big", "valid dictionary"),
+    ],
+)
+def test_resources_that_ray_would_not_take_are_refused_with_their_place(
+    text: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        load("--set", f"workers.prefill.resources={text}")
+    assert words in str(error.value)
+    assert str(error.value).startswith("flag --set: workers.prefill.resources")

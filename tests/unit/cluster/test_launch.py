@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from ray import serve
 
 from cluster import launch
+from cluster.config import Config, LinksConfig
 from cluster.errors import StartError
 from tests.unit.cluster.fake_endpoint import Endpoint
 
@@ -133,3 +135,33 @@ def test_a_proxy_of_the_environment_is_not_asked(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     server.objects["/ready"] = READY
     assert launch.is_ready(server.url)
+
+
+def cluster_of(monkeypatch: pytest.MonkeyPatch, *addresses: str, dead: str = "") -> None:
+    """Let Ray show these nodes."""
+    nodes = [{"NodeManagerAddress": address, "Alive": True} for address in addresses]
+    nodes += [{"NodeManagerAddress": dead, "Alive": False}] if dead else []
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+
+
+@pytest.mark.parametrize(
+    ("links", "named"),
+    [
+        (LinksConfig(host="127.0.0.1"), "links.host is 127.0.0.1"),
+        (LinksConfig(advertised_host="outside.example"), "links.advertised_host is outside"),
+    ],
+)
+def test_one_address_for_nodes_at_several_is_refused(
+    links: LinksConfig, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster_of(monkeypatch, "10.0.0.6", "10.0.0.5")
+    with pytest.raises(StartError, match=rf"{named}.* are at 10\.0\.0\.5, 10\.0\.0\.6: leave it"):
+        launch._refuse_one_address_for_all(Config(links=links))
+    cluster_of(monkeypatch, "10.0.0.5", "10.0.0.5", dead="10.0.0.6")
+    launch._refuse_one_address_for_all(Config(links=links))
+
+
+def test_every_nodes_own_address_suits_nodes_at_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster_of(monkeypatch, "10.0.0.6", "10.0.0.5")
+    for links in (LinksConfig(), LinksConfig(host="0.0.0.0"), LinksConfig(host="::")):
+        launch._refuse_one_address_for_all(Config(links=links))

@@ -39,6 +39,7 @@ class StubEngine:
     may_step: threading.Event = field(default_factory=threading.Event)
     in_step: threading.Event = field(default_factory=threading.Event)
     work: list[str] = field(default_factory=list)
+    transfers: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
 
     def warm_up(self) -> float:
@@ -51,7 +52,8 @@ class StubEngine:
     def decode_request(blob: bytes) -> SimpleNamespace:
         return SimpleNamespace(request_id=blob.decode())
 
-    def add(self, request: Any, _resume: object, _transfer: object) -> None:
+    def add(self, request: Any, _resume: object, transfer: dict[str, Any]) -> None:
+        self.transfers[request.request_id] = transfer
         self.work.append(request.request_id)
 
     def abort(self, names: list[str]) -> None:

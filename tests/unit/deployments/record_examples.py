@@ -52,6 +52,14 @@ def decode(*, failed_blocks: int = 0) -> AttemptRecord:
     )
 
 
+def pulled(blocks: int) -> AttemptRecord:
+    """The same on another node than prefill's; the pull took 12 ms."""
+    attempt = decode()
+    attempt.pull_from = "node-a"
+    attempt.kv = KvReport(loaded_blocks=2, pulled_blocks=blocks, pull_s=0.012, computed_tokens=37)
+    return attempt
+
+
 def lost() -> AttemptRecord:
     """A prefill attempt whose worker was lost after 100 ms."""
     return AttemptRecord(
@@ -66,7 +74,10 @@ def candidate(prefill_worker: str | None, worker: str, compute_ms: float) -> Can
 
 
 def decision(
-    *candidates: Candidate, degraded: tuple[str, ...] = (), alone: bool = False
+    *candidates: Candidate,
+    degraded: tuple[str, ...] = (),
+    alone: bool = False,
+    pull_from: str = "",
 ) -> Decision:
     shown = candidates or (candidate("p1", "d1", 210.0), candidate(None, "d1", 300.0))
     return Decision(
@@ -85,7 +96,7 @@ def decision(
         candidates=shown,
         candidates_total=len(shown),
         elsewhere_tokens=0,
-        pull_from="",
+        pull_from=pull_from,
         degraded_sources=degraded,
     )
 

@@ -140,6 +140,7 @@ def test_a_hand_off_to_a_node_of_its_own_names_the_slab_that_has_the_blocks() ->
     first, second = world.attempts
     assert (first.worker, first.handoff, first.pull_from) == ("p1", "r~1", "")
     assert (second.worker, second.handoff, second.pull_from) == ("d1", "r~1", "a")
+    assert [attempt.pull_from for attempt in world.record("r").attempts] == ["", "a"]
     world.run()
     world.check_settled()
 

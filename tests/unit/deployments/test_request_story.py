@@ -9,6 +9,7 @@ from tests.unit.deployments.record_examples import (
     finished,
     lost,
     prefill,
+    pulled,
     record,
 )
 
@@ -68,6 +69,24 @@ def test_blocks_that_failed_to_load_are_told() -> None:
     assert ", 2 blocks failed to load and were recomputed." in text
 
 
+def test_pulled_blocks_are_told_with_the_node_that_gave_them() -> None:
+    text = story([record(prefill(), pulled(22))])
+    assert (
+        "finished; loaded 2 blocks, pulled 22 from node node-a in 12 ms, computed 37 tokens" in text
+    )
+    assert "pulled" not in text.partition("2. at")[0]
+
+
+def test_a_pull_that_gave_nothing_is_told() -> None:
+    assert "pulled 0 from node node-a, computed" in story([record(prefill(), pulled(0))])
+
+
+def test_a_decision_to_pull_is_told() -> None:
+    text = story([record(decisions=[decision(pull_from="node-a")])])
+    assert "Blocks that its own node has not come from node node-a." in text
+    assert "come from node" not in story([record(decisions=[decision()])])
+
+
 def test_only_the_best_four_candidates_are_told() -> None:
     many = [candidate("p1", f"d{number}", 1.0) for number in range(9)]
     text = story([record(decisions=[decision(*many)])])
@@ -94,6 +113,13 @@ def test_the_record_as_json_counts_seconds_from_when_the_request_was_received() 
     assert (first["role"], round(first["submitted_s"], 3)) == ("prefill", 0.005)
     assert round(second["first_output_s"], 3) == 0.4
     assert second["kv"]["loaded_blocks"] == 24
+    assert (first["pull_from"], second["pull_from"]) == ("", "")
+
+
+def test_the_record_as_json_tells_what_was_pulled() -> None:
+    (attempt,) = json.loads(json.dumps(as_json(record(pulled(22)))))["attempts"]
+    assert (attempt["pull_from"], attempt["kv"]["pulled_blocks"]) == ("node-a", 22)
+    assert attempt["kv"]["pull_s"] == 0.012
 
 
 def test_the_record_of_a_request_that_has_only_begun_is_json_too() -> None:

@@ -1,0 +1,47 @@
+"""One request in flight, as the flow knows it.
+
+Made and mutated by request_flow alone. Must not decide anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deployments.flow_types import FlowLimits, Intake, Stage, tokens_left
+from deployments.request_record import AttemptRecord, RequestRecord
+
+
+@dataclass(slots=True, eq=False)
+class FlowRequest:
+    """``tokens`` are those the client has (or will get) in order."""
+
+    intake: Intake
+    record: RequestRecord
+    stage: Stage = Stage.PARKED
+    tokens: list[int] = field(default_factory=list)
+    decode_worker: str = ""  # the decision's choice, used at hand-over
+    compute_tokens: int = 0  # what the next attempt is predicted to compute
+    attempt: AttemptRecord | None = None
+    handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
+    excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
+    worker_deaths: int = 0
+    refusals: int = 0
+    parked_until_s: float | None = None  # from its first wait since it last made progress
+    retry_s: float = 0.0
+
+    def attempts(self) -> int:
+        """Those that a worker took: a refusal costs nothing."""
+        return len(self.record.attempts) - self.refusals
+
+    def validate(self, limits: FlowLimits) -> None:
+        """Assert what holds between two events."""
+        parked = self.stage is Stage.PARKED
+        assert (self.attempt is None) == parked
+        assert not parked or self.parked_until_s is not None
+        assert self.handoff is None or self.stage is not Stage.DECODE
+        assert self.record.outcome is None
+        assert self.record.output_tokens == len(self.tokens)
+        assert self.attempts() <= limits.attempts_max
+        assert self.worker_deaths < limits.worker_deaths_max
+        # An attempt's last token carries its finish: nothing is left over to resume.
+        assert not self.tokens or tokens_left(self.intake, self.tokens) > 0

@@ -1,0 +1,71 @@
+"""What must hold between two nodes, whatever the network between them is.
+
+Counts are the engines' own: what their connectors report of each attempt, and vLLM's scheduler.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from tests.e2e.client import complete
+from tests.e2e.conftest import START_TIMEOUT_S, Cluster
+from tests.e2e.corpus import BLOCK, prompt
+from tests.e2e.nodes.ray_nodes import Network
+from tests.waiting import wait_until
+
+LENGTH = 1611  # long enough that a prefill worker is worth its hand-off
+FULL_BLOCKS = LENGTH // BLOCK
+
+
+def check_places(cluster: Cluster, network: Network) -> None:
+    """Each role is on its node, which tells the address that it has in the network."""
+    prefill, decode = cluster.worker("prefill"), cluster.worker("decode")
+    assert prefill["node"] != decode["node"]
+    assert {node["node"] for node in cluster.ledger()} == {prefill["node"], decode["node"]}
+    for worker, ip in ((prefill, network.head_ip), (decode, network.far_ip)):
+        host, _, port = worker["slab_peer"].rpartition(":")
+        assert host == ip
+        assert int(port) > 0
+
+
+def check_hand_over(cluster: Cluster, seed: int) -> None:
+    """Prefill's blocks are pulled by the decode worker, which computes the prompt's tail alone."""
+    ids = prompt(LENGTH, seed)
+    body, trace = complete(cluster, ids, max_tokens=20, ignore_eos=True)
+    record = cluster.record(trace)
+    first, second = record["attempts"]
+    assert [first["role"], second["role"]] == ["prefill", "decode"], record
+    prefill = cluster.worker("prefill")
+    assert (first["worker"], second["pull_from"]) == (prefill["id"], prefill["node"])
+    assert first["kv"]["published_blocks"] == FULL_BLOCKS
+    assert second["kv"]["pulled_blocks"] >= FULL_BLOCKS - 1
+    assert second["kv"]["pull_s"] > 0
+    assert second["kv"]["failed_blocks"] == 0
+    assert second["kv"]["computed_tokens"] <= BLOCK + 20
+    told = cluster.cli("explain", trace).stdout
+    assert f"pulled {second['kv']['pulled_blocks']} from node {prefill['node']}" in told
+    # The same prompt again, which caches of the far node hold by now.
+    again, trace = complete(cluster, ids, max_tokens=20, ignore_eos=True)
+    assert again["choices"][0]["token_ids"] == body["choices"][0]["token_ids"]
+    assert sum(_pulled(attempt) for attempt in cluster.record(trace)["attempts"]) == 0
+
+
+def check_agent_starts_anew(cluster: Cluster, seed: int) -> None:
+    """Its slab is empty and its port another; blocks of what comes then are pulled from there."""
+    prefill = cluster.worker("prefill")
+    (agent,) = [node for node in cluster.ledger() if node["node"] == prefill["node"]]
+    os.kill(agent["pid"], signal.SIGKILL)
+
+    def moved() -> bool:
+        now = cluster.worker("prefill")
+        return now["slab_peer"] not in {"", prefill["slab_peer"]} and not now["degraded"]
+
+    wait_until(moved, timeout_s=START_TIMEOUT_S, what="the new agent's address")
+    assert cluster.worker("prefill")["id"] == prefill["id"], "the worker lived on"
+    check_hand_over(cluster, seed)
+
+
+def _pulled(attempt: dict[str, Any]) -> int:
+    return int((attempt["kv"] or {}).get("pulled_blocks", 0))

@@ -1,0 +1,44 @@
+"""A cluster of two Ray nodes, prefill on one and decode on the other, in float32.
+
+Each module says by its `network` fixture what lies between them. The ledger fixture of e2e runs
+round these tests too, over both nodes' books.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Cluster, fixtures_wanted, serving
+from tests.e2e.nodes.ray_nodes import Network, two_ray_nodes
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    network: Network,
+    model_path: Path,
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    """`headwater serve --address`; after plain vLLM, if a test wants it."""
+    assert model_path.exists()
+    if "plain_answers" in fixtures_wanted(request):
+        request.getfixturevalue("plain_answers")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_AUTH_MODE", "token")
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        with (
+            two_ray_nodes(network, tmp_path_factory.mktemp("ray")) as address,
+            serving(
+                tmp_path_factory.mktemp("state"),
+                *("--address", address, "--dtype", "float32", "--host", network.http_host),
+                *("--set", "workers.prefill.resources={prefill: 1}"),
+                *("--set", "workers.decode.resources={decode: 1}"),
+                # Two nodes' agents would give out the same cores of this machine.
+                *("--set", "workers.pin_cores=false"),
+            ) as running,
+        ):
+            yield running

@@ -1,0 +1,47 @@
+"""Two Ray nodes on one machine, each with its agent, slab and address: prefill here, decode there.
+
+Answers are a plain engine's, token for token; blocks are pulled, and the engines count them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e import test_equality
+from tests.e2e.conftest import Cluster
+from tests.e2e.corpus import CASES, Case
+from tests.e2e.nodes.across import check_agent_starts_anew, check_hand_over, check_places
+from tests.e2e.nodes.ray_nodes import ON_LOOPBACK, Network
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return ON_LOOPBACK
+
+
+def test_each_role_is_on_its_node_and_each_node_tells_its_own_address(
+    cluster: Cluster, network: Network
+) -> None:
+    check_places(cluster, network)
+
+
+def test_decode_pulls_the_blocks_that_prefill_left_on_the_other_node(cluster: Cluster) -> None:
+    check_hand_over(cluster, 7001)
+
+
+@pytest.mark.chaos
+def test_blocks_are_pulled_from_an_agent_that_was_killed_and_started_anew(
+    cluster: Cluster,
+) -> None:
+    check_agent_starts_anew(cluster, 7002)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_answer_across_nodes_equals_that_of_a_plain_engine(
+    cluster: Cluster, reference: dict[str, Any], case: Case
+) -> None:
+    test_equality.test_answer_equals_that_of_a_plain_engine(cluster, reference, case)
