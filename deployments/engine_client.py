@@ -251,9 +251,12 @@ class EngineClient:
                 worker, load.step_tokens, load.step_ms, pairs=load.step_pairs
             )
         for report in reports.values():
-            if report.loaded_blocks and not report.failed_blocks:
-                self._router.observe_load(worker, report.loaded_blocks, 1e3 * report.load_s)
-            if report.pulled_blocks and not report.failed_blocks:
+            if report.failed_blocks:
+                continue
+            here = report.loaded_blocks - report.pulled_blocks
+            if here:
+                self._router.observe_load(worker, here, 1e3 * (report.load_s - report.pull_s))
+            if report.pulled_blocks:
                 self._router.observe_pull(worker, report.pulled_blocks, 1e3 * report.pull_s)
 
     def _heard(self, worker: str, load: frames.Load, now_s: float) -> None:

@@ -296,6 +296,7 @@ class EngineLoop:
             cached_tokens_total=self._cached_tokens,
             blocks_published_total=kv.blocks_published_total if kv else 0,
             blocks_loaded_total=kv.blocks_loaded_total if kv else 0,
+            blocks_pulled_total=kv.blocks_pulled_total if kv else 0,
             load_failures_total=kv.load_failures_total if kv else 0,
             degraded="node agent does not answer" if kv and kv.degraded else "",
             slab_peer=self.slab_peer,

@@ -134,7 +134,8 @@ class AttemptTiming:
 class KvReport:
     """What an attempt did with KV blocks, from its worker at the attempt's end.
 
-    loaded: from the slab of its node; pulled: from another node's.
+    loaded includes pulled: what came from another node's slab. pull_failure: why that gave nothing,
+    or not all; None where it did, and where it had nothing.
     """
 
     loaded_blocks: int = 0
@@ -147,6 +148,7 @@ class KvReport:
     lookup_s: float = 0.0
     pulled_blocks: int = 0
     pull_s: float = 0.0
+    pull_failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     engine thread's word at that turn; this is the event loop's, which also answers pings.
     slab_peer: where other nodes read the slab of the worker's node ("host:port"); empty: they
     cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
+    blocks_loaded_total includes blocks_pulled_total: those from other nodes' slabs.
     """
 
     running: int = 0
@@ -142,6 +143,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens_total: int = 0
     cached_tokens_total: int = 0
     slab_peer: str = ""
+    blocks_pulled_total: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

@@ -119,8 +119,8 @@ class RequestFlow:
         """Begin a stay at ``worker`` under a fresh attempt id; it takes an open hand-off over."""
         intake = request.intake
         left_by = self._node_of(request.handoff[0]) if request.handoff else None
-        if left_by is not None and left_by != self._node_of(worker):
-            pull_from = left_by
+        if left_by is not None:  # the connector looks for the hand-off where it pulls from
+            pull_from = left_by if left_by != self._node_of(worker) else ""
         name = f"{intake.request_id}~{len(request.record.attempts) + 1}"
         attempt = AttemptRecord(
             name, worker, role, why, now_s, len(request.tokens), pull_from=pull_from

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from deployments.flow_types import KvReport
 from deployments.request_record import AttemptRecord, RequestRecord, ttft_parts
 from router.decision import Candidate, Decision
 
@@ -109,14 +110,20 @@ def _attempt_line(number: int, attempt: AttemptRecord, zero_s: float) -> str:
     line += f"): {attempt.tokens} tokens, {attempt.outcome}"
     kv = attempt.kv
     if kv is not None:
-        line += f"; loaded {kv.loaded_blocks} blocks, "
-        if attempt.pull_from:
-            took = f" in {1e3 * kv.pull_s:.0f} ms" if kv.pulled_blocks else ""
-            line += f"pulled {kv.pulled_blocks} from node {attempt.pull_from}{took}, "
+        line += f"; loaded {kv.loaded_blocks} blocks{_pulled(attempt, kv)}, "
         line += f"computed {kv.computed_tokens} tokens, published {kv.published_blocks} blocks"
         if kv.failed_blocks:
             line += f", {kv.failed_blocks} blocks failed to load and were recomputed"
     return line + "."
+
+
+def _pulled(attempt: AttemptRecord, kv: KvReport) -> str:
+    """How many of the loaded blocks came from another node."""
+    if not attempt.pull_from:
+        return ""
+    took = f" in {1e3 * kv.pull_s:.0f} ms" if kv.pulled_blocks else ""
+    why = f" (pull ended early: {kv.pull_failure})" if kv.pull_failure else ""
+    return f", {kv.pulled_blocks} of them pulled from node {attempt.pull_from}{took}{why}"
 
 
 def _end_line(record: RequestRecord) -> str:

@@ -96,14 +96,15 @@ class EngineWorker:
 
         The call waits while Ray restarts the agent.
         """
+        loop = self._server.loop
         while True:
             await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
             try:
-                address = await self._agent.peer_address.remote()
+                loop.slab_peer = await self._agent.peer_address.remote()
             except ray.exceptions.RayError as lost:
-                log.warning("node agent does not answer (%s): nobody reads this slab", lost)
-                address = ""
-            self._server.loop.slab_peer = address
+                if loop.slab_peer:
+                    log.warning("node agent does not answer (%s): nobody reads its slab", lost)
+                loop.slab_peer = ""
 
     def _welcome(self) -> frames.Welcome:
         engine = self._engine_settings

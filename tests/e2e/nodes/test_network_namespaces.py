@@ -1,18 +1,20 @@
-"""The same with a network in between: two namespaces, a veth pair of limited rate, delay and loss.
+"""The same with a network in between: two namespaces, a line of limited rate, with delay and loss.
 
-Needs root. A kernel without network namespaces, veth or the queueing discipline is named.
+Needs root. A kernel without network namespaces, veth or a queueing discipline is named.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import MISSING
 from tests.e2e.conftest import Cluster
 from tests.e2e.nodes.across import check_agent_starts_anew, check_hand_over, check_places
-from tests.e2e.nodes.namespaces import FAR_AWAY, RATE, MissingInKernel, far_namespace
+from tests.e2e.nodes.namespaces import MissingInKernel, Shape, far_namespace
 from tests.e2e.nodes.ray_nodes import Network
 
 pytestmark = [
@@ -22,8 +24,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[RATE, FAR_AWAY], ids=["rate", "rate, delay and loss"])
+SHAPES = {"rate": Shape(), "rate, delay and loss": Shape(delay_ms=5.0, loss_percent=0.5)}
+
+
+@pytest.fixture(scope="module", params=SHAPES.values(), ids=SHAPES.keys())
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    for program in ("ip", "tc", "nsenter"):
+        if shutil.which(program) is None:
+            pytest.skip(f"{MISSING}{program}")
     try:
         with far_namespace(request.param) as made:
             yield made

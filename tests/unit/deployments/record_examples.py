@@ -52,11 +52,17 @@ def decode(*, failed_blocks: int = 0) -> AttemptRecord:
     )
 
 
-def pulled(blocks: int) -> AttemptRecord:
-    """The same on another node than prefill's; the pull took 12 ms."""
+def pulled(blocks: int, *, failure: str | None = None) -> AttemptRecord:
+    """The same on another node than prefill's; the pull took 12 ms. 2 blocks were there before."""
     attempt = decode()
     attempt.pull_from = "node-a"
-    attempt.kv = KvReport(loaded_blocks=2, pulled_blocks=blocks, pull_s=0.012, computed_tokens=37)
+    attempt.kv = KvReport(
+        loaded_blocks=2 + blocks,
+        pulled_blocks=blocks,
+        pull_s=0.012,
+        pull_failure=failure,
+        computed_tokens=37,
+    )
     return attempt
 
 

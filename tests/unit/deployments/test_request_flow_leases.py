@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from deployments.flow_types import AbortAttempt, EndHandoff, Role
@@ -142,6 +143,26 @@ def test_a_hand_off_to_a_node_of_its_own_names_the_slab_that_has_the_blocks() ->
     assert (second.worker, second.handoff, second.pull_from) == ("d1", "r~1", "a")
     assert [attempt.pull_from for attempt in world.record("r").attempts] == ["", "a"]
     world.run()
+    world.check_settled()
+
+
+def test_a_hand_off_on_the_own_node_is_not_looked_for_where_the_router_would_pull_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(slabs_readable=True)
+    world.join("p1", "d1", "d2")
+    lost = handed_over(world)
+    route = world.router.route
+    monkeypatch.setattr(
+        world.router,
+        "route",
+        lambda *args: msgspec.structs.replace(route(*args), pull_from="b"),
+    )
+    world.lose(lost)
+    assert world.attempts[-1].worker in {"d1", "d2"} - {lost}
+    assert (world.attempts[-1].handoff, world.attempts[-1].pull_from) == ("r~1", "")
+    world.run()
+    assert world.leases == {}, "it was taken over where it lay"
     world.check_settled()
 
 

@@ -72,13 +72,18 @@ def test_blocks_that_failed_to_load_are_told() -> None:
 def test_pulled_blocks_are_told_with_the_node_that_gave_them() -> None:
     text = story([record(prefill(), pulled(22))])
     assert (
-        "finished; loaded 2 blocks, pulled 22 from node node-a in 12 ms, computed 37 tokens" in text
+        "finished; loaded 24 blocks, 22 of them pulled from node node-a in 12 ms, computed 37 "
+        "tokens" in text
     )
     assert "pulled" not in text.partition("2. at")[0]
 
 
 def test_a_pull_that_gave_nothing_is_told() -> None:
-    assert "pulled 0 from node node-a, computed" in story([record(prefill(), pulled(0))])
+    assert "loaded 2 blocks, 0 of them pulled from node node-a, computed" in story(
+        [record(prefill(), pulled(0))]
+    )
+    text = story([record(prefill(), pulled(0, failure="unreachable"))])
+    assert "0 of them pulled from node node-a (pull ended early: unreachable), computed" in text
 
 
 def test_a_decision_to_pull_is_told() -> None:

@@ -94,6 +94,6 @@ async def test_an_attempt_takes_the_address_to_the_connector() -> None:
 
 
 def test_a_worker_of_an_older_release_tells_of_no_slab() -> None:
-    now = msgspec.msgpack.encode(frames.Load(running=3, slab_peer=FIRST))
-    older = msgspec.msgpack.encode(msgspec.msgpack.decode(now)[:-1])
+    now = msgspec.msgpack.decode(msgspec.msgpack.encode(frames.Load(running=3, slab_peer=FIRST)))
+    older = msgspec.msgpack.encode(now[: frames.Load.__struct_fields__.index("slab_peer")])
     assert msgspec.msgpack.decode(older, type=frames.Load) == frames.Load(running=3)

@@ -1,0 +1,60 @@
+"""What the ingress gives the cost model of a worker's report on blocks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from deployments import frames
+from deployments.engine_client import EngineClient, _kv_report
+from deployments.flow_types import KvReport
+
+pytestmark = pytest.mark.contract
+
+
+class Learner:
+    """The router's end."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[str, int, float]] = []
+        self.pulls: list[tuple[str, int, float]] = []
+
+    def observe_load(self, worker: str, blocks: int, ms: float) -> None:
+        self.loads.append((worker, blocks, round(ms, 6)))
+
+    def observe_pull(self, worker: str, blocks: int, ms: float) -> None:
+        self.pulls.append((worker, blocks, round(ms, 6)))
+
+
+def learned_of(*reports: KvReport) -> Learner:
+    router = Learner()
+    told = {f"r{number}": report for number, report in enumerate(reports)}
+    EngineClient._learn(SimpleNamespace(_router=router), "d1", frames.Load(), told)  # type: ignore[arg-type]
+    return router
+
+
+def test_a_load_and_the_pull_within_it_are_samples_apart() -> None:
+    both = KvReport(loaded_blocks=24, pulled_blocks=22, load_s=0.013, pull_s=0.012)
+    learned = learned_of(both)
+    assert learned.loads == [("d1", 2, 1.0)]
+    assert learned.pulls == [("d1", 22, 12.0)]
+
+
+def test_each_alone_is_a_sample_of_its_own_kind() -> None:
+    pulled = KvReport(loaded_blocks=22, pulled_blocks=22, load_s=0.012, pull_s=0.012)
+    loaded = KvReport(loaded_blocks=5, load_s=0.004)
+    assert learned_of(pulled).loads == learned_of(loaded).pulls == []
+    assert learned_of(pulled).pulls == [("d1", 22, 12.0)]
+    assert learned_of(loaded).loads == [("d1", 5, 4.0)]
+
+
+def test_what_failed_on_the_way_or_did_not_happen_teaches_nothing() -> None:
+    failed = KvReport(loaded_blocks=9, pulled_blocks=9, load_s=5.0, pull_s=5.0, failed_blocks=1)
+    learned = learned_of(failed, KvReport(computed_tokens=800))
+    assert learned.loads == learned.pulls == []
+
+
+def test_the_connectors_report_is_read_and_newer_keys_are_left_out() -> None:
+    told = {"headwater": {"pulled_blocks": 3, "pull_s": 0.5, "pull_failure": None, "newer": 1}}
+    assert _kv_report(told) == KvReport(pulled_blocks=3, pull_s=0.5)
