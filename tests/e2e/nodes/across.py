@@ -60,7 +60,8 @@ def check_agent_starts_anew(cluster: Cluster, seed: int) -> None:
 
     def moved() -> bool:
         now = cluster.worker("prefill")
-        return now["slab_peer"] not in {"", prefill["slab_peer"]} and not now["degraded"]
+        has_moved = now.get("slab_peer", "") not in {"", prefill["slab_peer"]}
+        return has_moved and not now["degraded"]
 
     wait_until(moved, timeout_s=START_TIMEOUT_S, what="the new agent's address")
     assert cluster.worker("prefill")["id"] == prefill["id"], "the worker lived on"

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.waiting import wait_until
 
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 120.0  # Ray gives each process that is left half a minute
 
 
 @dataclass(frozen=True)
