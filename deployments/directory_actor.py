@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 import ray
 
+from deployments.event_shipping import Answer, take_shipment
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import Cursor, Feed
-from kvcache.events import EventBatch, Snapshot, decode
+from kvcache.events import decode
 
 RAY_NAMESPACE = "headwater"
 
@@ -35,20 +36,12 @@ class Directory:
         self._core = DirectoryCore(epoch=os.urandom(8).hex())
         self._news = asyncio.Condition()
 
-    async def apply(self, source: str, frames: list[bytes]) -> list[str]:
-        """Apply batches and snapshots of one agent, in order; none at all is a question.
-
-        Answers the models for which that agent must send a snapshot.
-        """
-        for frame in frames:
-            message = decode(frame)
-            if isinstance(message, EventBatch):
-                self._core.apply(message)
-            elif isinstance(message, Snapshot):
-                self._core.apply_snapshot(message)
+    async def apply(self, source: str, frames: list[bytes]) -> Answer:
+        """Apply batches and snapshots of one agent, in order; none at all is a question."""
+        answer = take_shipment(self._core, source, [decode(frame) for frame in frames])
         async with self._news:
             self._news.notify_all()
-        return sorted({need.model for need in self._core.unresolved() if need.source == source})
+        return answer
 
     async def follow(self, cursor: bytes | None, wait_s: float) -> bytes:
         """An encoded Feed of what changed since ``cursor``; waits up to ``wait_s`` for news."""

@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.agent_socket import folder_problem, socket_path
 from deployments.core_claims import CoreClaims
 from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
+from deployments.event_shipping import ASK_INTERVAL_S, Answer, EventShipping, Message
 from deployments.listening import ListenSettings, listening_here
 from deployments.secret import read_secret
 from kvcache.agent import AgentServer
@@ -31,7 +32,6 @@ log = logging.getLogger("headwater.agent")
 
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 5.0
-ASK_INTERVAL_S = 1.0  # whether the directory misses anything, when there is nothing to tell
 EXIT_AGENT_FAILED = 71
 
 
@@ -123,8 +123,7 @@ class NodeAgent:
     def _ship(self) -> None:
         """Send event batches to the directory, and snapshots where it asks for one."""
         directory: Any = None
-        asked_s = 0.0
-        known: tuple[str, ...] = ()
+        shipping = EventShipping(self._server.snapshot_events)
         while True:
             self._news.wait(ASK_INTERVAL_S)
             time.sleep(SHIP_INTERVAL_S)  # a step's events in one message
@@ -134,34 +133,27 @@ class NodeAgent:
             if not self._server.alive:
                 log.critical("the agent's loop has ended: %r", self._server.failure)
                 os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
-            batches = [encode(batch) for batch in self._server.drain_events()]
+            batches = self._server.drain_events()
             models = self._server.models()
             try:
                 if directory is None:
-                    directory, known = ensure_directory(self._settings.directory), ()
-                # A new model is told at once, even without blocks: what an earlier life of this
-                # agent held is gone.
-                batches += [self._snapshot(model) for model in models if model not in known]
-                known = models
-                if not batches and time.monotonic() - asked_s < ASK_INTERVAL_S:
-                    continue
-                asked_s = time.monotonic()
-                need = self._apply(directory, batches)
-                if need:
-                    here = [self._snapshot(model) for model in need if model in models]
-                    self._apply(directory, here)
+                    directory = ensure_directory(self._settings.directory)
+                messages = shipping.shipment(batches, models, time.monotonic())
+                if messages is not None:
+                    wanted = shipping.resync(self._apply(directory, messages), models)
+                    if wanted:
+                        self._apply(directory, wanted)
             except (ray.exceptions.RayError, TimeoutError) as lost:
                 log.warning("directory does not answer (%s); snapshots will follow", lost)
+                shipping.directory_lost()
                 directory = None
 
-    def _apply(self, directory: Any, frames: list[bytes]) -> list[str]:
-        """Send batches or snapshots; answers the models that the directory is not sure of."""
-        answer = directory.apply.remote(self._server.source, frames)
-        need: list[str] = ray.get(answer, timeout=SHIP_TIMEOUT_S)
-        return need
-
-    def _snapshot(self, model: str) -> bytes:
-        return encode(self._server.snapshot_events(model))
+    def _apply(self, directory: Any, messages: list[Message]) -> Answer:
+        """Send batches or snapshots. Raises RayError, TimeoutError."""
+        frames = [encode(message) for message in messages]
+        sent = directory.apply.remote(self._server.source, frames)
+        answer: Answer = ray.get(sent, timeout=SHIP_TIMEOUT_S)
+        return answer
 
 
 def _peer_server(agent: AgentServer, settings: AgentSettings) -> PeerServer:

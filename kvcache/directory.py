@@ -64,6 +64,11 @@ class DirectoryCore:
         self._position = 0
         self.counters = DirectoryCounters()
 
+    @property
+    def epoch(self) -> str:
+        """Names this life of the directory."""
+        return self._epoch
+
     def apply(self, batch: EventBatch) -> tuple[Effect, ...]:
         """Take one batch, in any order, any number of times. Mutates."""
         key = (batch.source, batch.model)

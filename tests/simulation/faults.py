@@ -1,0 +1,213 @@
+"""The faults, carried out: each does to processes, connections and memory what the world does.
+
+A fault never calls production logic; it kills, stops, cuts, delays, loses, doubles, flips bits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kvcache.agent_session import SessionState
+from kvcache.slot import SlotState
+from tests.simulation.scenario import HEAL_S, Fault
+from tests.simulation.virtual_time import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+T = TypeVar("T")
+NOTICED_S = 0.15  # until Serve or Ray has noticed a death
+
+
+class Faults:
+    """Of one run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.counts: Counter[str] = Counter()
+        self.flipped: set[tuple[str, int, int]] = set()  # incarnation, slot, generation
+        self._paused: list[Process] = []
+        self._is_healed = False
+
+    def strike(self, fault: Fault) -> None:
+        """Do it, where there is a target."""
+        if getattr(self, f"_{fault.kind}")(fault):
+            self.counts[fault.kind] += 1
+
+    def heal(self) -> None:
+        """The last fault is over: what was stopped goes on, slow ones are quick again."""
+        self._is_healed = True
+        for process in self._paused:
+            if process.alive and process.paused:
+                process.go_on()
+        self._world.network.slow_until_s.clear()
+        for worker in self._world.workers:
+            worker.engine.loader.slow_by_s = 0.0  # type: ignore[attr-defined]
+
+    def weather(self, messages: list[Any]) -> list[Any] | None:
+        """What becomes of a shipment: None if it is lost."""
+        world = self._world
+        kinds, rng = world.scenario.kinds, world.rng
+        if self._is_healed or not messages:
+            return messages
+        if "lose_shipments" in kinds and rng.random() < 0.15:
+            self.counts["lose_shipments"] += 1
+            return None
+        if "drop_batches" in kinds and len(messages) > 1 and rng.random() < 0.3:
+            self.counts["drop_batches"] += 1  # the journal was full: the oldest are gone
+            messages = messages[rng.randrange(1, len(messages)) :]
+        if "double_batches" in kinds and rng.random() < 0.3:
+            self.counts["double_batches"] += 1
+            messages = [*messages, *messages[: rng.randrange(1, len(messages) + 1)]]
+        if "reorder_batches" in kinds and len(messages) > 1 and rng.random() < 0.5:
+            self.counts["reorder_batches"] += 1
+            messages = rng.sample(messages, len(messages))
+        return messages
+
+    # ---- processes ------------------------------------------------------------------------------
+
+    def _kill_worker(self, fault: Fault) -> bool:
+        worker = self._pick(list(self._world.members.values()), fault)
+        if worker is None or not worker.process.alive:
+            return False
+        worker.process.kill()
+        self._world.god.at(NOTICED_S, "death noticed", self._world.leaves, worker)
+        return True
+
+    def _drain_worker(self, fault: Fault) -> bool:
+        world = self._world
+        worker = self._pick(list(world.members.values()), fault)
+        if worker is None or not worker.process.alive or worker.process.paused:
+            return False
+        worker.on_drained = worker.end
+        world.leaves(worker)
+        worker.process.at(0.05, "drain", worker.drain)
+        return True
+
+    def _pause_worker(self, fault: Fault) -> bool:
+        worker = self._pick(list(self._world.members.values()), fault)
+        return worker is not None and self._pause(worker.process, fault)
+
+    def _kill_agent(self, fault: Fault) -> bool:
+        world = self._world
+        agent = self._pick(list(world.agents.values()), fault)
+        if agent is None or not agent.process.alive:
+            return False
+        agent.process.kill()
+        node = next(node for node, known in world.agents.items() if known is agent)
+        del world.agents[node]
+        world.god.at(min(fault.for_s, 1.0), "agent starts", world.add_agent, node)
+        return True
+
+    def _pause_agent(self, fault: Fault) -> bool:
+        agent = self._pick(list(self._world.agents.values()), fault)
+        return agent is not None and self._pause(agent.process, fault)
+
+    def _kill_directory(self, fault: Fault) -> bool:
+        world = self._world
+        if world.directory is None:
+            return False
+        world.directory.process.kill()
+        world.directory = None
+        # Some restarts are so quick that nobody has called meanwhile.
+        world.god.at(fault.for_s / 4, "directory starts", world.add_directory)
+        return True
+
+    def _kill_ingress(self, fault: Fault) -> bool:
+        world = self._world
+        ingress = self._pick([i for i in world.ingresses if i.process.alive], fault)
+        if ingress is None:
+            return False
+        ingress.process.kill()
+        world.clients.ingress_died(ingress)
+        world.god.at(0.3, "ingress starts", world.add_ingress)
+        return True
+
+    def _pause_ingress(self, fault: Fault) -> bool:
+        ingress = self._pick([i for i in self._world.ingresses if i.process.alive], fault)
+        return ingress is not None and self._pause(ingress.process, fault)
+
+    def _pause(self, process: Process, fault: Fault) -> bool:
+        if not process.alive or process.paused:
+            return False
+        process.pause()
+        self._paused.append(process)
+        by_s = min(fault.for_s, HEAL_S - self._world.time.now_s)
+        self._world.god.at(by_s, "pause ends", self._go_on, process)
+        return True
+
+    def _go_on(self, process: Process) -> None:
+        if process.alive and process.paused:
+            process.go_on()
+
+    # ---- connections ----------------------------------------------------------------------------
+
+    def _break_link(self, fault: Fault) -> bool:
+        ingress = self._pick([i for i in self._world.ingresses if i.process.alive], fault)
+        if ingress is None or not ingress.links:
+            return False
+        name = self._pick(sorted(ingress.links), fault)
+        if name is None:
+            return False
+        link = ingress.links[name]
+        ingress.process.at(0.0, "link breaks", link.close, "reset")
+        return True
+
+    def _condemn_worker(self, fault: Fault) -> bool:
+        """The agent drops a connection, as when its worker broke the protocol or did not read."""
+        agent = self._pick(list(self._world.agents.values()), fault)
+        if agent is None:
+            return False
+        session = self._pick(list(agent._sessions.values()), fault)
+        if session is None or session.state is not SessionState.REGISTERED:
+            return False
+        agent.process.at(0.0, "condemned", agent.condemn, session.number)
+        return True
+
+    def _slow_agent(self, fault: Fault) -> bool:
+        agent = self._pick(list(self._world.agents.values()), fault)
+        if agent is None:
+            return False
+        until_s = self._world.time.now_s + fault.for_s
+        self._world.network.slow_until_s[agent.process.name] = until_s
+        return True
+
+    def _slow_loads(self, fault: Fault) -> bool:
+        worker = self._pick(list(self._world.members.values()), fault)
+        if worker is None:
+            return False
+        worker.engine.loader.slow_by_s = 0.02  # type: ignore[attr-defined]
+        return True
+
+    # ---- memory, and threads that wake late -----------------------------------------------------
+
+    def _flip_bits(self, fault: Fault) -> bool:
+        """In a published block of some slab."""
+        agent = self._pick(list(self._world.agents.values()), fault)
+        for arena in agent._arenas.values() if agent else ():
+            rows = arena.table._rows
+            published = [s for s in range(len(rows)) if rows.is_in(s, SlotState.PUBLISHED)]
+            slot = self._pick(published, fault)
+            if slot is not None and agent is not None:
+                arena.slab._mapping.slots[slot][fault.target] ^= 1 << fault.target % 8
+                self.flipped.add((agent.incarnation, slot, rows[slot].generation))
+                return True
+        return False
+
+    def _stale_publish(self, fault: Fault) -> bool:
+        """A thread of a worker publishes once more what it published before: it must be refused.
+
+        Sent as the next grant of the same block to the same worker comes, when the right that it
+        names is most like one that holds.
+        """
+        worker = self._pick(list(self._world.members.values()), fault)
+        if worker is None:
+            return False
+        worker.store.replays = True
+        return True
+
+    @staticmethod
+    def _pick(choices: list[T], fault: Fault) -> T | None:
+        return choices[fault.target % len(choices)] if choices else None
+

@@ -1,0 +1,138 @@
+"""Virtual time: processes, one heap of events, and waiting without threads.
+
+An event belongs to a process. A dead process has no events any more; those of a paused one (SIGSTOP)
+wait until it goes on. Events at the same time come in the order in which they were scheduled, so
+that a run depends on nothing but its seed.
+
+Production code that blocks its thread (Pending.result, the look-up's grace) calls wait(): other
+events run meanwhile, on top of the waiting call, and it goes on when its time has come. As a waiting
+call is below those that came later, it may return late, as a thread may. A process that dies while
+one of its threads waits ends there: Ended is raised through production code.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+
+class Ended(BaseException):
+    """The process whose code was waiting has died. Not for production code to catch."""
+
+
+class Process:
+    """One operating system process. Its clock may run fast or slow, and began anywhere."""
+
+    __slots__ = ("alive", "deferred", "name", "offset_s", "on_end", "paused", "rate", "time")
+
+    def __init__(self, time: VirtualTime, name: str, rate: float, offset_s: float) -> None:
+        self.time = time
+        self.name = name
+        self.rate = rate
+        self.offset_s = offset_s
+        self.alive = True
+        self.paused = False
+        self.deferred: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
+        self.on_end: list[Callable[[], None]] = []  # what the kernel does: close its sockets
+
+    def clock(self) -> float:
+        """Its monotonic clock."""
+        return self.time.now_s * self.rate + self.offset_s
+
+    def at(self, delay_s: float, label: str, call: Callable[..., None], *args: Any) -> None:
+        """Do something in this process, later."""
+        self.time.at(delay_s, self, label, call, *args)
+
+    def kill(self) -> None:
+        """SIGKILL. What waits in it is gone; its sockets end."""
+        if self.alive:
+            self.alive = False
+            self.deferred.clear()
+            self.time.log.append((self.time.now_s, self.name, "killed"))
+            for end in self.on_end:
+                end()
+            self.on_end.clear()
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+        self.time.log.append((self.time.now_s, self.name, "paused"))
+
+    def go_on(self) -> None:
+        """SIGCONT: what came meanwhile is done now, in order."""
+        self.paused = False
+        self.time.log.append((self.time.now_s, self.name, "goes on"))
+        deferred, self.deferred = self.deferred, []
+        for label, call, args in deferred:
+            self.time.at(0.0, self, label, call, *args)
+
+
+class VirtualTime:
+    """The heap of events, the clock, and the log that a seed must always give alike."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.events_total = 0
+        self.log: list[tuple[Any, ...]] = []
+        self.current: Process | None = None
+        self.after_event: Callable[[], None] = lambda: None
+        self._heap: list[tuple[float, int, Process, str, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+
+    def at(
+        self, delay_s: float, process: Process, label: str, call: Callable[..., None], *args: Any
+    ) -> None:
+        """Schedule call(*args) in a process."""
+        self._order += 1
+        heapq.heappush(
+            self._heap, (self.now_s + delay_s, self._order, process, label, call, args)
+        )
+
+    def note(self, *words: Any) -> None:
+        """Say something in the log: strings and numbers."""
+        self.log.append((self.now_s, *words))
+
+    def run(self, until_s: float) -> None:
+        """Let events happen up to a time."""
+        while self._heap and self._heap[0][0] <= until_s:
+            self._next()
+        self.now_s = max(self.now_s, until_s)
+
+    def wait(self, is_done: Callable[[], bool] | None, timeout_s: float) -> None:
+        """Block the current process's thread until is_done() or for timeout_s."""
+        process = self.current
+        assert process is not None, "only a process can wait"
+        by_s = self.now_s + timeout_s
+        while not (is_done is not None and is_done()):
+            if not self._heap or self._heap[0][0] > by_s:
+                self.now_s = max(self.now_s, by_s)
+                break
+            self._next()
+            if not process.alive:
+                raise Ended
+        while process.paused:
+            self._next()
+            if not process.alive:
+                raise Ended
+        self.current = process
+
+    def _next(self) -> None:
+        at_s, _, process, label, call, args = heapq.heappop(self._heap)
+        self.now_s = max(self.now_s, at_s)
+        if not process.alive:
+            return
+        if process.paused:
+            process.deferred.append((label, call, args))
+            return
+        self.events_total += 1
+        self.log.append((self.now_s, process.name, label))
+        before, self.current = self.current, process
+        try:
+            call(*args)
+        except Ended:
+            if process.alive:
+                raise
+        finally:
+            self.current = before
+        self.after_event()
