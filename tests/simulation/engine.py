@@ -223,7 +223,9 @@ class SimEngine:
         self._waiting.insert(0, victim)
 
     def _schedule_waiting(self, budget: int) -> None:
-        for request in list(self._waiting):
+        # Those that hold blocks come first, and none is let in that does not fit as a whole: else
+        # they could wait for each other's blocks for ever.
+        for request in sorted(self._waiting, key=lambda request: not request.blocks):
             if budget == 0 or len(self._running) >= self._seqs_max:
                 return
             if request.status == LOADING:
@@ -244,7 +246,10 @@ class SimEngine:
             new = 0 if external else min(len(tokens) - ready, budget)
             self.blocks.take_hit(hit)
             request.blocks += hit
-            if not self._grow(request, ready + new):
+            whole = -(-len(tokens) // BLOCK) - len(request.blocks)
+            reserved = self._reserved(request) if external else 0
+            fits = whole <= self.blocks.free_total - reserved
+            if not fits or not self._grow(request, ready + new):
                 self.blocks.release(hit)
                 request.blocks = request.blocks[: len(request.blocks) - len(hit)]
                 return
@@ -259,6 +264,14 @@ class SimEngine:
             request.status = RUNNING
             self._scheduled.append((request, new))
             budget -= new
+
+    def _reserved(self, newcomer: _Request) -> int:
+        """Blocks that those who are in already still need for the tokens that they have."""
+        waiting = (r for r in self._waiting if r.blocks and r is not newcomer)
+        inside = [*self._running, *waiting]
+        return sum(
+            max(0, -(-len(r.text.tokens) // BLOCK) - len(r.blocks)) for r in inside
+        )
 
     def _expect(self, request: _Request, first: int, last: int) -> None:
         """Whatever is loaded into these blocks must be what the request's names say (I1, I8)."""

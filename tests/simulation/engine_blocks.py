@@ -23,8 +23,8 @@ class EngineBlocks:
 
     slot_bytes = SLOT_BYTES
 
-    def __init__(self, total: int, model: str, work: Callable[[float], None]) -> None:
-        """work(seconds): time passes in the thread that copies."""
+    def __init__(self, total: int, model: str, work: Callable[[], None]) -> None:
+        """work(): time passes in the thread that copies."""
         self.total = total
         self.contents: list[bytes | None] = [None] * total
         self.cached: dict[bytes, int] = {}
@@ -115,7 +115,7 @@ class EngineBlocks:
         """Takes its time: the process may be stopped before the bytes are written."""
         content = self.contents[block]
         assert content is not None, "a block is published before it is computed"
-        self._work(0.0003)
+        self._work()
         slot[:] = np.frombuffer(content, np.uint8)
 
     def copy_in(self, block: int, slot: NDArray[np.uint8]) -> None:

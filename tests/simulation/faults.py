@@ -86,8 +86,23 @@ class Faults:
         return True
 
     def _pause_worker(self, fault: Fault) -> bool:
-        worker = self._pick(list(self._world.members.values()), fault)
-        return worker is not None and self._pause(worker.process, fault)
+        """Some at once, some in the middle of a load or of a fill (if there is one soon)."""
+        aim = ("now", "loading", "filling")[fault.target % 3]
+        self._pause_when(aim, fault, tries=150)
+        return False  # counted when it happens
+
+    def _pause_when(self, aim: str, fault: Fault, tries: int) -> None:
+        workers = [w for w in self._world.members.values() if w.process.alive]
+        if aim == "loading":
+            workers = [w for w in workers if w.engine.loader.in_progress]
+        elif aim == "filling":
+            workers = [w for w in workers if w.is_filling]
+        worker = self._pick(workers, fault)
+        if worker is not None:
+            self.counts["pause_worker"] += self._pause(worker.process, fault)
+        elif tries and aim != "now":
+            god = self._world.god
+            god.at(0.002, "aims", self._pause_when, aim, fault, tries - 1)
 
     def _kill_agent(self, fault: Fault) -> bool:
         world = self._world
@@ -163,6 +178,10 @@ class Faults:
         if session is None or session.state is not SessionState.REGISTERED:
             return False
         agent.process.at(0.0, "condemned", agent.condemn, session.number)
+        name = session.owner.name if session.owner else ""
+        for worker in self._world.members.values():
+            if worker.name == name and fault.target % 2:
+                self._pause(worker.process, fault)  # that is why it did not read
         return True
 
     def _slow_agent(self, fault: Fault) -> bool:
@@ -188,7 +207,8 @@ class Faults:
         for arena in agent._arenas.values() if agent else ():
             rows = arena.table._rows
             published = [s for s in range(len(rows)) if rows.is_in(s, SlotState.PUBLISHED)]
-            slot = self._pick(published, fault)
+            leased = [s for s in published if arena.table._leases.is_pinned(s)]
+            slot = self._pick(leased or published, fault)
             if slot is not None and agent is not None:
                 arena.slab._mapping.slots[slot][fault.target] ^= 1 << fault.target % 8
                 self.flipped.add((agent.incarnation, slot, rows[slot].generation))

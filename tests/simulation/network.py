@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.virtual_time import Process, VirtualTime
+from tests.simulation.virtual_time import ARRIVES, Process, VirtualTime
 
 
 class Network:
@@ -43,7 +43,7 @@ class SimSocket:
         self.on_readable: Callable[[], None] = lambda: None
         self.fds: list[int] = []
         self._network = network
-        self._label = label
+        self._label = ARRIVES + label
         self._peer: SimSocket | None = None
         self._received = bytearray()
         self._has_ended = False  # the other end is gone
@@ -176,7 +176,7 @@ class LinkEnd:
             return
         now_s = network.time.now_s
         self._arrives_s = max(self._arrives_s, now_s + network.delay_s(peer.process, 0.0005))
-        label = "link ends" if message is None else type(message).__name__
+        label = ARRIVES + ("link ends" if message is None else type(message).__name__)
         network.time.at(self._arrives_s - now_s, peer.process, label, peer._arrived, message)
 
     def _arrived(self, message: Any) -> None:

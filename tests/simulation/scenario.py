@@ -36,7 +36,12 @@ TIGHT = ("tiny_slab", "tiny_engine", "tiny_queue", "skewed_clocks", "one_worker_
 KINDS = (*PROCESS_FAULTS, *WEATHER, *CLIENT_KINDS, *TIGHT)
 
 # Without these, every lease is ended by its holder, and every request is finished or cancelled.
-DISTURBING = frozenset(PROCESS_FAULTS) - {"flip_bits", "slow_loads", "stale_publish"}
+DISTURBING = frozenset(PROCESS_FAULTS) - {
+    "flip_bits",
+    "slow_agent",
+    "slow_loads",
+    "stale_publish",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class Scenario:
     step_tokens_max: int
     queue_max: int
     replacement_s: float
+    reconnect_s: float
+    fill_block_s: float
     requests: tuple[Asked, ...]
     faults: tuple[Fault, ...]
 
@@ -130,6 +137,7 @@ class Cluster:
     seqs_max: int
     step_tokens_max: int
     queue_max: int
+    fill_block_s: float
     connector: dict[str, float] = field(default_factory=dict)
 
 
@@ -152,12 +160,14 @@ def draw(seed: int) -> Scenario:
         kinds=kinds,
         workers=tuple(workers),
         ingresses=rng.choice((1, 1, 2)),
-        slots=rng.choice((5, 7, 9)) if "tiny_slab" in kinds else 40,
-        engine_blocks=rng.choice((12, 14)) if tiny_engine else 30,
+        slots=rng.choice((5, 7, 9)) if "tiny_slab" in kinds else rng.choice((12, 20, 40)),
+        engine_blocks=rng.choice((14, 16)) if tiny_engine else 30,
         seqs_max=rng.choice((2, 3, 4)),
         step_tokens_max=rng.choice((6, 10, 16, 40)),
         queue_max=1 if "tiny_queue" in kinds else 16,
-        replacement_s=rng.uniform(0.3, 1.5),
+        replacement_s=rng.choice((rng.uniform(0.3, 1.5), rng.uniform(0.3, 1.5), 3.5)),
+        reconnect_s=rng.choice((0.02, 0.3)),
+        fill_block_s=rng.choice((0.0003, 0.003)),
         requests=requests,
         faults=_faults(rng, kinds, requests),
     )
@@ -173,7 +183,7 @@ def _requests(rng: random.Random, kinds: frozenset[str]) -> tuple[Asked, ...]:
         at_s += rng.expovariate(20.0 if burst else 6.0)
         prefix = rng.choice((*shared, ()))
         tail = tuple(rng.randrange(2, 250) for _ in range(rng.randrange(1, 10)))
-        max_tokens = rng.choice((1, 2, 5, 9, 16))
+        max_tokens = rng.choice((1, 2, 5, 9, 16, 30))
         asked.append(
             Asked(
                 number=number,

@@ -42,9 +42,8 @@ from tests.simulation.transitions import Transitions
 from tests.simulation.virtual_time import Process
 
 CONTEXT_TOKENS_MAX = 64
-RECONNECT_S = 0.3
 LIMITS = FlowLimits(
-    parked_max=3, park_timeout_s=2.5, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
+    parked_max=3, park_timeout_s=1.2, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
 )
 ROUTING = RouterSettings(
     prefill_start_ms_per_token=15.0, index_blocks_max=48, handoff_start_ms=40.0
@@ -74,6 +73,7 @@ class SimIngress:
         front_end: FrontEnd,
         transitions: Transitions,
         seed: int,
+        reconnect_s: float,
     ) -> None:
         self.process = process
         self._network = network
@@ -82,6 +82,7 @@ class SimIngress:
         self._directory = directory
         self._front_end = front_end
         self._transitions = transitions
+        self._reconnect_s = reconnect_s
         self.router = Router(
             RouterSettings(
                 seed=seed,
@@ -224,7 +225,7 @@ class SimIngress:
             self._keeping.discard(worker)
             return
         if not member.process.alive:
-            self.process.at(RECONNECT_S, "connect", self._connect, worker)
+            self.process.at(self._reconnect_s, "connect", self._connect, worker)
             return
         ours, theirs = LinkEnd.pair(self._network, self.process, member.process)
         # The handshake: the worker is joined when it has read our proof, we when it welcomed us.
@@ -243,7 +244,7 @@ class SimIngress:
             link.close("handshake timed out")
 
     def _again(self, worker: str) -> None:
-        self.process.at(RECONNECT_S, "connect", self._connect, worker)
+        self.process.at(self._reconnect_s, "connect", self._connect, worker)
 
     def _joined(self, worker: str, link: LinkEnd, welcome: frames.Welcome) -> None:
         member = self._members().get(worker)
@@ -279,13 +280,14 @@ class SimIngress:
             for key, request in self.flow._requests.items()
             if request.attempt is not None and request.attempt.worker == worker
         ]
-        deaths = {key: self.flow._requests[key].worker_deaths for key in hit}
         effects = self._event(
             "worker_lost", lambda: self.news.lost(worker, reason, now_s, is_member=is_member)
         )
         is_death = is_member and now_s - self.news._ticked_s < 2.0
-        for key in deaths:
+        for key in hit:
             self.lost_as_deaths[key] = self.lost_as_deaths.get(key, 0) + is_death
+            is_poison = self.lost_as_deaths[key] >= LIMITS.worker_deaths_max
+            assert not (is_poison and key in self.flow._requests), f"I4: {key} is poison, goes on"
         self.carry_out(effects)
         self._again(worker)
 
@@ -341,7 +343,7 @@ class SimIngress:
                 is_over = True
                 self.router.index.degrade_feed("directory lost")
                 self.is_changed = True
-                self.process.at(RECONNECT_S, "follow", self._follow)
+                self.process.at(self._reconnect_s, "follow", self._follow)
 
         def timed_out() -> None:
             if not is_over:

@@ -112,7 +112,7 @@ class SimWorker:
         self._load_sent = frames.Load()
         self._is_idle = True
         self._turn_is_due = False
-        blocks = EngineBlocks(cluster.engine_blocks, MODEL, lambda s: time.wait(None, s))
+        blocks = EngineBlocks(cluster.engine_blocks, MODEL, lambda: time.wait(None, cluster.fill_block_s))
         engine = SimEngine(
             blocks, cluster.seqs_max, cluster.step_tokens_max, self.store.usable, self._stats
         )
@@ -154,6 +154,12 @@ class SimWorker:
             self.name, self.loop.incarnation, MODEL, self.role, self.node, 1, {},
             self._cluster.seqs_max, self._cluster.queue_max, "sim",
         )  # fmt: skip
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether it may write to some slot now."""
+        connection = self.store._connection
+        return connection is not None and bool(connection._grants)
 
     def _stats(self) -> Any:
         return self.counters.snapshot(

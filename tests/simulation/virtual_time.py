@@ -17,6 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 
+ARRIVES = "< "  # labels of what comes from another process
+
+
 class Ended(BaseException):
     """The process whose code was waiting has died. Not for production code to catch."""
 
@@ -24,7 +27,7 @@ class Ended(BaseException):
 class Process:
     """One operating system process. Its clock may run fast or slow, and began anywhere."""
 
-    __slots__ = ("alive", "deferred", "name", "offset_s", "on_end", "paused", "rate", "time")
+    __slots__ = ("alive", "deferred", "name", "offset_s", "on_end", "paused", "rate", "time", "waits")
 
     def __init__(self, time: VirtualTime, name: str, rate: float, offset_s: float) -> None:
         self.time = time
@@ -33,6 +36,7 @@ class Process:
         self.offset_s = offset_s
         self.alive = True
         self.paused = False
+        self.waits = 0  # threads that wait now
         self.deferred: list[tuple[str, Callable[..., None], tuple[Any, ...]]] = []
         self.on_end: list[Callable[[], None]] = []  # what the kernel does: close its sockets
 
@@ -64,6 +68,8 @@ class Process:
         self.paused = False
         self.time.log.append((self.time.now_s, self.name, "goes on"))
         deferred, self.deferred = self.deferred, []
+        # As in asyncio's loop and in select: what has come is read before timers are looked at.
+        deferred.sort(key=lambda event: not event[0].startswith(ARRIVES))
         for label, call, args in deferred:
             self.time.at(0.0, self, label, call, *args)
 
@@ -104,6 +110,7 @@ class VirtualTime:
         process = self.current
         assert process is not None, "only a process can wait"
         by_s = self.now_s + timeout_s
+        process.waits += 1
         while not (is_done is not None and is_done()):
             if not self._heap or self._heap[0][0] > by_s:
                 self.now_s = max(self.now_s, by_s)
@@ -115,6 +122,7 @@ class VirtualTime:
             self._next()
             if not process.alive:
                 raise Ended
+        process.waits -= 1
         self.current = process
 
     def _next(self) -> None:

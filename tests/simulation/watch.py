@@ -2,7 +2,7 @@
 
 After each event: the flow and the load book of the ingress that it touched; every VALIDATE_EVERY-th
 event: validate() of all cores. The slots are watched by oracle.py after each request to an agent, the
-streams by clients.py at each output. look() looks every 0.5 s for work that nobody wants any more.
+streams by clients.py at each output. look() looks every 0.15 s for work that nobody wants any more.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 VALIDATE_EVERY = 120
-LOOK_S = 0.5
-UNWANTED_S = 1.0  # an attempt that its ingress has given up must end within this time
+LOOK_S = 0.15
+UNWANTED_S = 0.4  # an attempt that its ingress has given up must end within this time
 
 
 class Watch(StoreWatch):
@@ -129,9 +129,12 @@ class Watch(StoreWatch):
             if ingress.process.alive
             for attempt in ingress.flow._by_attempt
         }
+        for ingress in world.ingresses:
+            if ingress.process.alive and not ingress.process.paused:
+                self._parked(ingress)
         seen: dict[tuple[str, str], float] = {}
         for worker in world.workers:
-            if not worker.process.alive or worker.process.paused:
+            if not worker.process.alive or worker.process.paused or worker.process.waits:
                 continue
             for attempt, known in worker.loop._attempts.items():
                 owner = next((i for i in world.ingresses if i.name == known.owner), None)
@@ -140,9 +143,16 @@ class Watch(StoreWatch):
                     continue
                 key = (worker.name, attempt)
                 seen[key] = self._unwanted_s.get(key, now_s)
-                if now_s - seen[key] > UNWANTED_S + world.calm_delay_s():
+                if now_s - seen[key] > UNWANTED_S:
                     raise Wrong(f"I4: {worker.name} goes on with {attempt}, which nobody wants")
         self._unwanted_s = seen
+
+    def _parked(self, ingress: SimIngress) -> None:
+        now_s = ingress.process.clock()
+        for name, request in ingress.flow._requests.items():
+            until_s = request.parked_until_s
+            if request.stage is Stage.PARKED and until_s is not None and now_s > until_s + 0.8:
+                raise Wrong(f"I4: {name} is parked beyond its time")
 
     # ---- the end: I3, I4, I6, I7 ----------------------------------------------------------------
 

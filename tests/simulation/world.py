@@ -21,7 +21,7 @@ from tests.simulation.oracle import Listening
 from tests.simulation.scenario import HEAL_S, Cluster, Scenario
 from tests.simulation.sim_agent import SimAgent, SimDirectory, SimShipper
 from tests.simulation.sim_ingress import SimIngress
-from tests.simulation.sim_worker import SILENCE_S, SimWorker
+from tests.simulation.sim_worker import SimWorker
 from tests.simulation.transitions import CONNECTOR, LEASE_ENDS, Transitions, Watching
 from tests.simulation.virtual_time import Process, VirtualTime
 from tests.simulation.watch import Watch
@@ -30,7 +30,7 @@ ANSWERS_S = 10.0  # after the last fault every request has its end
 REST_S = 2.6  # and then every lease, whatever its holder does
 ORPHAN_TTL_S = 0.4
 CONNECTOR_SETTINGS = {
-    "lease_ttl_s": 2.0,
+    "lease_ttl_s": 0.8,
     "handoff_ttl_s": 2.0,
     "fill_ttl_s": 0.5,
     "lookup_timeout_s": 0.08,
@@ -59,6 +59,7 @@ class World:
             scenario.seqs_max,
             scenario.step_tokens_max,
             scenario.queue_max,
+            scenario.fill_block_s,
             dict(CONNECTOR_SETTINGS),
         )
         self.god = Process(self.time, "world", 1.0, 0.0)
@@ -145,6 +146,7 @@ class World:
                 self.clients,
                 self.transitions,
                 self._born,
+                self.scenario.reconnect_s,
             )
         )
 
@@ -152,10 +154,6 @@ class World:
         """The load balancer: any that lives."""
         alive = [ingress for ingress in self.ingresses if ingress.process.alive]
         return alive[number % len(alive)] if alive else None
-
-    def calm_delay_s(self) -> float:
-        """How much longer things may take while links are silent unnoticed."""
-        return 0.0 if self.scenario.is_calm else 2 * SILENCE_S
 
     # ---- the run --------------------------------------------------------------------------------
 
