@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments kvcache loadtests router requirements tests
 
-.PHONY: help check lint format format-check types imports unit test e2e chaos test-nodes agreement bench lock clean
+.PHONY: help check lint format format-check types imports unit sim test e2e chaos test-nodes agreement bench lock clean
 
 # BENCH: flags of loadtests.bench, such as BENCH="--only slab".
 BENCH ?=
@@ -33,6 +33,10 @@ imports:  ## who may import whom
 
 unit:  ## pure tests, milliseconds each
 	$(PYTHON) -m pytest tests/unit
+
+SEEDS ?= 2000
+sim:  ## the control plane in virtual time, SEEDS fault schedules; see tests/simulation
+	$(PYTHON) -m tests.simulation --seeds $(SEEDS)
 
 test:  ## everything
 	./headwater test

@@ -1,7 +1,7 @@
 """Clients, and vLLM's front end as far as the flow sees it: streams, stop strings, leaving clients.
 
-Checks what a client can see: its tokens are those of the reference, each once and in order (I5), and
-it comes to exactly one end (I4).
+Checks what a client can see: its tokens are those of the reference, each once and in order (I5),
+and it comes to exactly one end (I4).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A simulated engine: vLLM's scheduler as far as our connector sees it, over simulated KV.
 
-Continuous batching with a token budget (chunked prefill), blocks with a prefix cache of the engine's
-own, preemption, asynchronous loads. It calls SchedulerSide, the loader and the publisher in the order
-of kvcache/connector/block_connector.py, and is driven by the production EngineLoop through
-sim_worker.py. Source: vllm/v1/core/sched/scheduler.py (0.32): schedule, update_from_output,
+Continuous batching with a token budget (chunked prefill), blocks with a prefix cache of the
+engine's own, preemption, asynchronous loads. It calls SchedulerSide, the loader and the publisher
+in the order of kvcache/connector/block_connector.py, and is driven by the production EngineLoop
+through sim_worker.py. Source: vllm/v1/core/sched/scheduler.py (0.32): schedule, update_from_output,
 _update_requests_with_invalid_blocks, _update_waiting_for_remote_kv, finish_requests.
 """
 
@@ -113,9 +113,7 @@ class SimEngine:
         self.requests[request.request_id] = queued
         self._waiting.append(queued)
         params = TransferParams.of({PARAMS_KEY: dict(kv_params)})
-        self.side.begin(
-            request.request_id, text.names, len(text.tokens), params, may_load=True
-        )
+        self.side.begin(request.request_id, text.names, len(text.tokens), params, may_load=True)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End requests without output."""
@@ -150,9 +148,7 @@ class SimEngine:
 
     def counts(self) -> Counts:
         """The load."""
-        queued = sum(
-            max(0, len(r.text.tokens) - r.computed - 1) for r in self.requests.values()
-        )
+        queued = sum(max(0, len(r.text.tokens) - r.computed - 1) for r in self.requests.values())
         return Counts(
             len(self._running),
             len(self._waiting),
@@ -269,9 +265,7 @@ class SimEngine:
         """Blocks that those who are in already still need for the tokens that they have."""
         waiting = (r for r in self._waiting if r.blocks and r is not newcomer)
         inside = [*self._running, *waiting]
-        return sum(
-            max(0, -(-len(r.text.tokens) // BLOCK) - len(r.blocks)) for r in inside
-        )
+        return sum(max(0, -(-len(r.text.tokens) // BLOCK) - len(r.blocks)) for r in inside)
 
     def _expect(self, request: _Request, first: int, last: int) -> None:
         """Whatever is loaded into these blocks must be what the request's names say (I1, I8)."""

@@ -42,7 +42,7 @@ class EngineBlocks:
         return len(self._free)
 
     def grow(self, blocks: list[int], count: int) -> bool:
-        """Mutates: fill the list up to count blocks; False, and nothing, if there are not enough."""
+        """Mutates: fill the list up to count blocks; False, and nothing, if they are too few."""
         missing = count - len(blocks)
         if missing > len(self._free):
             return False

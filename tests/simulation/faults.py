@@ -230,4 +230,3 @@ class Faults:
     @staticmethod
     def _pick(choices: list[T], fault: Fault) -> T | None:
         return choices[fault.target % len(choices)] if choices else None
-

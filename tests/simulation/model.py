@@ -1,8 +1,8 @@
 """The simulated language model: what a block is called, what it holds, which token comes next.
 
-All are pure functions of tokens and tenant. A block's bytes depend on those of the block before it,
-and the next token on the bytes of all blocks *that the engine holds*: an engine that was given wrong
-KV says another token than the reference, and the client sees it (I1, I5, I8).
+All are pure functions of tokens and tenant. A block's bytes depend on those of the block before
+it, and the next token on the bytes of all blocks *that the engine holds*: an engine that was given
+wrong KV says another token than the reference, and the client sees it (I1, I5, I8).
 """
 
 from __future__ import annotations

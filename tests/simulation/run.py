@@ -74,6 +74,7 @@ class Tally:
     ends: Counter[str] = field(default_factory=Counter)
     distinct: int = 0  # sum over seeds of distinct transitions
     failures: list[Outcome] = field(default_factory=list)
+    digest: str = ""  # of all logs, in order
 
     def add(self, outcome: Outcome) -> None:
         """Mutates: one more seed."""
@@ -84,6 +85,7 @@ class Tally:
         self.transitions += outcome.transitions
         self.ends += outcome.ends
         self.distinct += len(outcome.transitions)
+        self.digest = blake2b((self.digest + outcome.digest).encode(), digest_size=8).hexdigest()
         if outcome.violation:
             self.failures.append(outcome)
 
@@ -95,16 +97,22 @@ class Tally:
         self.transitions += other.transitions
         self.ends += other.ends
         self.failures += other.failures
+        self.digest = blake2b((self.digest + other.digest).encode(), digest_size=8).hexdigest()
 
     def report(self) -> str:
         """For people."""
         count = max(1, self.seeds)
         faults = sum(self.faults.values())
+        means = {
+            "requests": self.requests,
+            "faults": faults,
+            "events": self.events,
+            "distinct transitions": self.distinct,
+        }
         lines = [
-            f"{self.seeds} seeds, {len(self.failures)} failed; means per seed: "
-            f"{self.requests / count:.2f} requests, {faults / count:.2f} faults, "
-            f"{self.events / count:.0f} events, {self.distinct / count:.1f} distinct transitions; "
-            f"{len(self.transitions)} distinct transitions in all",
+            f"{self.seeds} seeds, {len(self.failures)} failed",
+            "mean per seed: " + ", ".join(f"{n / count:.2f} {what}" for what, n in means.items()),
+            f"distinct transitions in all: {len(self.transitions)}",
             "faults: " + ", ".join(f"{k} {n}" for k, n in sorted(self.faults.items())),
             "ends: " + ", ".join(f"{k} {n}" for k, n in sorted(self.ends.items())),
         ]

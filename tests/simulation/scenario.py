@@ -102,21 +102,19 @@ class Scenario:
             self,
             kinds=self.kinds - kinds,
             requests=tuple(r for r in self.requests if r.number not in requests),
-            faults=tuple(
-                f for f in self.faults if f.number not in faults and f.kind not in kinds
-            ),
+            faults=tuple(f for f in self.faults if f.number not in faults and f.kind not in kinds),
         )
 
     def describe(self) -> str:
         """For people."""
         lines = [
-            f"seed {self.seed}: workers {', '.join('/'.join(w) for w in self.workers)}; "
+            f"seed {self.seed}: workers {', '.join('/'.join(w) for w in self.workers)}",
             f"{self.ingresses} ingresses, {self.slots} slots, {self.engine_blocks} engine blocks",
             f"kinds: {', '.join(sorted(self.kinds)) or 'none'}",
         ]
         lines += [
-            f"request {r.number}: at {r.at_s:.3f} s, {len(r.prompt)} tokens of {r.salt or 'nobody'},"
-            f" wants {r.max_tokens}"
+            f"request {r.number}: at {r.at_s:.3f} s, {len(r.prompt)} tokens of "
+            f"{r.salt or 'nobody'}, wants {r.max_tokens}"
             + (f", cancelled after {r.cancel_s:.3f} s" if r.cancel_s is not None else "")
             + (f", stops at {r.stop}" if r.stop is not None else "")
             for r in self.requests
@@ -194,9 +192,7 @@ def _requests(rng: random.Random, kinds: frozenset[str]) -> tuple[Asked, ...]:
                 max_tokens=max_tokens,
                 min_tokens=rng.choice((0, 0, 2)),
                 stop=5 if "stop_string" in kinds and rng.random() < 0.5 else None,
-                cancel_s=rng.expovariate(8.0)
-                if "cancel" in kinds and rng.random() < 0.4
-                else None,
+                cancel_s=rng.expovariate(8.0) if "cancel" in kinds and rng.random() < 0.4 else None,
             )
         )
     return tuple(asked)

@@ -1,13 +1,13 @@
-"""A node's agent without threads: the production AgentServer on SimSockets, and its shipping thread.
+"""A node's agent without threads: the production AgentServer on SimSockets, its shipping thread,
+and the directory that it ships to.
 
 The loop's select is replaced by events; sessions, registration, books, expiry and condemnation are
-production code. Shipping follows deployments/node_agent.py (NodeAgent._ship), whose decisions are in
-deployments/event_shipping.py.
+production code. Shipping follows deployments/node_agent.py (NodeAgent._ship), whose decisions are
+in deployments/event_shipping.py.
 """
 
 from __future__ import annotations
 
-import random
 import selectors
 import threading
 from collections.abc import Callable

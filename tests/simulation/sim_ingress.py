@@ -1,8 +1,8 @@
 """An ingress without event loop, HTTP and vLLM: flow, router and admission are production code.
 
 Carries what deployments/engine_client.py, worker_links.py, link.py and ingress.py carry; what they
-decide is in request_flow.py, worker_news.py and router/. The front end's part (streams, stop strings,
-clients that leave) is in clients.py.
+decide is in request_flow.py, worker_news.py and router/. The front end's part (streams, stop
+strings, clients that leave) is in clients.py.
 """
 
 from __future__ import annotations
@@ -174,9 +174,7 @@ class SimIngress:
         max_tokens, min_tokens = given.max_tokens, given.min_tokens
         if effect.role is Role.PREFILL:  # front_end.as_prefill
             max_tokens, min_tokens = 1, min(1, min_tokens)
-        request: Any = EngineInput(
-            effect.attempt, given.prompt, given.salt, max_tokens, min_tokens
-        )
+        request: Any = EngineInput(effect.attempt, given.prompt, given.salt, max_tokens, min_tokens)
         self.process.time.note(self.name, "submits", effect.attempt, effect.worker, effect.role)
         self._send(
             effect.worker,
@@ -254,9 +252,7 @@ class SimIngress:
         link.on_ended = lambda reason: self._lost(worker, link, reason)
         now_s = self.process.clock()
         node = welcome.node
-        self.carry_out(
-            self._event("worker_ready", lambda: self.news.joined(welcome, node, now_s))
-        )
+        self.carry_out(self._event("worker_ready", lambda: self.news.joined(welcome, node, now_s)))
         self.news.leaves(worker, draining=member is None)
         self.process.at(PING_S, "ping", self._ping, worker, link)
 
@@ -306,9 +302,7 @@ class SimIngress:
         elif isinstance(message, frames.Ping):
             self.news.load(worker, message.load, now_s)
         elif isinstance(message, frames.Rejected):
-            self.carry_out(
-                self._event("rejected", lambda: self.news.rejected(message, now_s))
-            )
+            self.carry_out(self._event("rejected", lambda: self.news.rejected(message, now_s)))
         elif isinstance(message, frames.CacheEvents):
             if self.news.cache_changed(events.decode(message.batch)):
                 self._send(worker, frames.Resync())

@@ -1,15 +1,14 @@
 """A worker's block store without threads: the production BlockStore and Connection on a SimSocket.
 
-What kvcache.store._run and kvcache.connection.open_connection do in a thread (connect, register, read
-until the end, try again) is done here by events; what is asked, answered, granted and given back is
-production code. Also the load thread, in which each block of a load is one event.
+What kvcache.store._run and kvcache.connection.open_connection do in a thread (connect, register,
+read until the end, try again) is done here by events; what is asked, answered, granted and given
+back is production code. Also the load thread, in which each block of a load is one event.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +22,7 @@ from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.records import LoadJob
 from kvcache.connector.stats import Counters
-from kvcache.errors import CorruptBlock, ProtocolError, StaleBlock, StoreUnavailable
+from kvcache.errors import CorruptBlock, StaleBlock, StoreUnavailable
 from kvcache.pending import Pending
 from kvcache.protocol import RECEIVE_BYTES, Inbox, Publish, Welcome, decode_reply, encode
 from kvcache.slab import SlabGeometry, SlabView
@@ -71,14 +70,11 @@ class SimStore(BlockStore):
         inbox = Inbox()
 
         def first_reply() -> None:
-            try:
-                received = sock.recv(RECEIVE_BYTES)
-                bodies = inbox.feed(received)
-                if not received:
-                    raise StoreUnavailable("the agent closed the connection")
-                if bodies:
-                    self._registered(sock, decode_reply(bodies[0]))
-            except (OSError, StoreUnavailable):
+            received = sock.recv(RECEIVE_BYTES)
+            bodies = inbox.feed(received)
+            if bodies:
+                self._registered(sock, decode_reply(bodies[0]))
+            elif not received:  # the agent has ended
                 sock.close()
                 self._again()
 
@@ -102,8 +98,7 @@ class SimStore(BlockStore):
             return  # it has ended; its socket waits for a writer
         try:
             connection._receive()
-        except (StoreUnavailable, ProtocolError, OSError) as lost:
-            assert not isinstance(lost, ProtocolError), lost
+        except StoreUnavailable as lost:
             connection._end(StoreUnavailable(str(lost)))
             self._note(None, StoreUnavailable(str(lost)))
             self._again()
@@ -203,5 +198,3 @@ class SimLoader(BlockLoader):
             self._process.at(LOAD_BLOCK_S + self.slow_by_s, "load", self._go)
             return
         self._take()
-
-

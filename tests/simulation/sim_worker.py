@@ -112,7 +112,9 @@ class SimWorker:
         self._load_sent = frames.Load()
         self._is_idle = True
         self._turn_is_due = False
-        blocks = EngineBlocks(cluster.engine_blocks, MODEL, lambda: time.wait(None, cluster.fill_block_s))
+        blocks = EngineBlocks(
+            cluster.engine_blocks, MODEL, lambda: time.wait(None, cluster.fill_block_s)
+        )
         engine = SimEngine(
             blocks, cluster.seqs_max, cluster.step_tokens_max, self.store.usable, self._stats
         )

@@ -1,13 +1,13 @@
 """Virtual time: processes, one heap of events, and waiting without threads.
 
-An event belongs to a process. A dead process has no events any more; those of a paused one (SIGSTOP)
-wait until it goes on. Events at the same time come in the order in which they were scheduled, so
-that a run depends on nothing but its seed.
+An event belongs to a process. A dead process has no events any more; those of a paused one
+(SIGSTOP) wait until it goes on. Events at the same time come in the order in which they were
+scheduled, so that a run depends on nothing but its seed.
 
 Production code that blocks its thread (Pending.result, the look-up's grace) calls wait(): other
-events run meanwhile, on top of the waiting call, and it goes on when its time has come. As a waiting
-call is below those that came later, it may return late, as a thread may. A process that dies while
-one of its threads waits ends there: Ended is raised through production code.
+events run meanwhile, on top of the waiting call, and it goes on when its time has come. As a
+waiting call is below those that came later, it may return late, as a thread may. A process that
+dies while one of its threads waits ends there: Ended is raised through production code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from typing import Any
-
 
 ARRIVES = "< "  # labels of what comes from another process
 
@@ -27,7 +26,17 @@ class Ended(BaseException):
 class Process:
     """One operating system process. Its clock may run fast or slow, and began anywhere."""
 
-    __slots__ = ("alive", "deferred", "name", "offset_s", "on_end", "paused", "rate", "time", "waits")
+    __slots__ = (
+        "alive",
+        "deferred",
+        "name",
+        "offset_s",
+        "on_end",
+        "paused",
+        "rate",
+        "time",
+        "waits",
+    )
 
     def __init__(self, time: VirtualTime, name: str, rate: float, offset_s: float) -> None:
         self.time = time
@@ -91,9 +100,7 @@ class VirtualTime:
     ) -> None:
         """Schedule call(*args) in a process."""
         self._order += 1
-        heapq.heappush(
-            self._heap, (self.now_s + delay_s, self._order, process, label, call, args)
-        )
+        heapq.heappush(self._heap, (self.now_s + delay_s, self._order, process, label, call, args))
 
     def note(self, *words: Any) -> None:
         """Say something in the log: strings and numbers."""

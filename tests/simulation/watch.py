@@ -1,8 +1,9 @@
 """The invariants, checked while a run goes on and when it has come to rest.
 
-After each event: the flow and the load book of the ingress that it touched; every VALIDATE_EVERY-th
-event: validate() of all cores. The slots are watched by oracle.py after each request to an agent, the
-streams by clients.py at each output. look() looks every 0.15 s for work that nobody wants any more.
+After each event: the flow and the load book of the ingress that it touched; after every
+VALIDATE_EVERY-th and at the end: validate() of all cores. The slots are watched by oracle.py after
+each request to an agent, the streams by clients.py at each output. look() looks every 0.15 s for
+work that nobody wants any more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One run: the cluster that a scenario describes, its faults, its clients, and the end.
 
-Serve's part (membership, replacements) and Ray's (actors that start anew) are played here. After the
-last fault everything is made whole again, and the run has a bounded time to come to rest.
+Serve's part (membership, replacements) and Ray's (actors that start anew) are played here. After
+the last fault everything is made whole again, and the run has a bounded time to come to rest.
 """
 
 from __future__ import annotations
