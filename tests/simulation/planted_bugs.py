@@ -77,12 +77,6 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
-        "a header is not taken back when its slot is filled anew",
-        "kvcache.arena:Arena._commit",
-        "self.slab.write_header(slot, row)",
-        "row.checksum and self.slab.write_header(slot, row)",
-    ),
-    Mutant(
         "evictions are not told",
         "kvcache.slot_rows:SlotRows._forget",
         "self.events.append(BlockRemoved(row.hash))",
@@ -295,12 +289,6 @@ MUTANTS = (
         "a loaded block's lease is not released",
         "kvcache.connector.loader:BlockLoader._end",
         "store.release(job.lease)",
-        "pass",
-    ),
-    Mutant(
-        "an answer that nobody waits for keeps its lease",
-        "kvcache.pending:Pending.give_up",
-        "self._on_give_up()",
         "pass",
     ),
     Mutant(
