@@ -85,6 +85,7 @@ class Scenario:
     queue_max: int
     replacement_s: float
     reconnect_s: float
+    attempts_max: int
     fill_block_s: float
     requests: tuple[Asked, ...]
     faults: tuple[Fault, ...]
@@ -165,6 +166,7 @@ def draw(seed: int) -> Scenario:
         queue_max=1 if "tiny_queue" in kinds else 16,
         replacement_s=rng.choice((rng.uniform(0.3, 1.5), rng.uniform(0.3, 1.5), 3.5)),
         reconnect_s=rng.choice((0.02, 0.3)),
+        attempts_max=rng.choice((3, 6)),
         fill_block_s=rng.choice((0.0003, 0.003)),
         requests=requests,
         faults=_faults(rng, kinds, requests),

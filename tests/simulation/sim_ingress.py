@@ -8,6 +8,7 @@ strings, clients that leave) is in clients.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol
 
 from deployments import frames
@@ -35,7 +36,7 @@ from router.settings import AdmissionSettings, RouterSettings
 from tests.simulation.engine import EngineInput
 from tests.simulation.model import BLOCK
 from tests.simulation.network import Calls, LinkEnd, Network
-from tests.simulation.scenario import MODEL, Asked
+from tests.simulation.scenario import MODEL, Asked, Scenario
 from tests.simulation.sim_agent import FOLLOW_WAIT_S, SimDirectory
 from tests.simulation.sim_worker import PING_S, SILENCE_S, SimWorker
 from tests.simulation.transitions import Transitions
@@ -46,7 +47,7 @@ LIMITS = FlowLimits(
     parked_max=3, park_timeout_s=1.2, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
 )
 ROUTING = RouterSettings(
-    prefill_start_ms_per_token=15.0, index_blocks_max=48, handoff_start_ms=40.0
+    prefill_start_ms_per_token=15.0, index_blocks_max=24, handoff_start_ms=40.0
 )
 
 
@@ -73,7 +74,7 @@ class SimIngress:
         front_end: FrontEnd,
         transitions: Transitions,
         seed: int,
-        reconnect_s: float,
+        scenario: Scenario,
     ) -> None:
         self.process = process
         self._network = network
@@ -82,7 +83,7 @@ class SimIngress:
         self._directory = directory
         self._front_end = front_end
         self._transitions = transitions
-        self._reconnect_s = reconnect_s
+        self._reconnect_s = scenario.reconnect_s
         self.router = Router(
             RouterSettings(
                 seed=seed,
@@ -91,7 +92,8 @@ class SimIngress:
             )
         )
         self.records = RecordStore(records_max=64)
-        self.flow = RequestFlow(self.router, LIMITS, self.records)
+        limits = replace(LIMITS, attempts_max=scenario.attempts_max)
+        self.flow = RequestFlow(self.router, limits, self.records)
         self.news = WorkerNews(self.router, self.flow, BLOCK, process.clock())
         self.admission = Admission(AdmissionSettings(queue_max=3))
         self.links: dict[str, LinkEnd] = {}

@@ -146,7 +146,7 @@ class World:
                 self.clients,
                 self.transitions,
                 self._born,
-                self.scenario.reconnect_s,
+                self.scenario,
             )
         )
 
