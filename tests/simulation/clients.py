@@ -15,7 +15,6 @@ from tests.simulation.sim_ingress import LIMITS, SimIngress
 from tests.simulation.virtual_time import VirtualTime
 
 DELIVERY_S = 0.001
-ENDS = ("finished", "cancelled", "failed", "refused", "ingress lost")
 
 
 @dataclass(slots=True)
@@ -31,7 +30,6 @@ class Client:
     seen: int = 0  # of these, by the front end
     is_waiting: bool = False  # the front end still knows it
     ends: list[str] = field(default_factory=list)
-    began_s: float = 0.0
 
 
 class Wrong(AssertionError):
@@ -52,7 +50,7 @@ class Clients:
             asked.prompt, asked.salt, asked.max_tokens, asked.min_tokens, asked.stop
         )
         prompt = Text(asked.prompt, asked.salt)
-        client = Client(asked, name, expected, prompt, ingress, began_s=self._time.now_s)
+        client = Client(asked, name, expected, prompt, ingress)
         self.all[name] = client
         if ingress is None:
             client.ends.append("ingress lost")

@@ -216,10 +216,9 @@ class Faults:
         return False
 
     def _stale_publish(self, fault: Fault) -> bool:
-        """A thread of a worker publishes once more what it published before: it must be refused.
+        """A thread of a worker wakes late, and publishes under a right that is its no longer.
 
-        Sent as the next grant of the same block to the same worker comes, when the right that it
-        names is most like one that holds.
+        From now on before each fill, when the slot's right is there, but another one.
         """
         worker = self._pick(list(self._world.members.values()), fault)
         if worker is None:

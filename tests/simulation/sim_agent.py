@@ -22,6 +22,7 @@ from kvcache.events import EventBatch, Snapshot, slab_source
 from tests.simulation.network import Calls, Network, SimSocket
 from tests.simulation.virtual_time import Process
 
+ORPHAN_TTL_S = 0.4  # 2 s in production
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 1.0  # 5 s in production
 FOLLOW_WAIT_S = 2.0  # 10 s in production
@@ -69,7 +70,7 @@ class SimAgent(AgentServer):
         self._network = network
         self._slab_bytes = slab_bytes
         self._clock = process.clock
-        self._orphan_ttl_s = 0.4
+        self._orphan_ttl_s = ORPHAN_TTL_S
         self._on_events: Callable[[], None] | None = None
         self._lock = threading.RLock()
         self._arenas = {}

@@ -46,9 +46,7 @@ CONTEXT_TOKENS_MAX = 64
 LIMITS = FlowLimits(
     parked_max=3, park_timeout_s=1.2, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
 )
-ROUTING = RouterSettings(
-    prefill_start_ms_per_token=15.0, index_blocks_max=24, handoff_start_ms=40.0
-)
+ROUTING = RouterSettings(prefill_start_ms_per_token=15.0, index_blocks_max=24)
 
 
 class FrontEnd(Protocol):
@@ -84,13 +82,7 @@ class SimIngress:
         self._front_end = front_end
         self._transitions = transitions
         self._reconnect_s = scenario.reconnect_s
-        self.router = Router(
-            RouterSettings(
-                seed=seed,
-                prefill_start_ms_per_token=ROUTING.prefill_start_ms_per_token,
-                index_blocks_max=ROUTING.index_blocks_max,
-            )
-        )
+        self.router = Router(replace(ROUTING, seed=seed))
         self.records = RecordStore(records_max=64)
         limits = replace(LIMITS, attempts_max=scenario.attempts_max)
         self.flow = RequestFlow(self.router, limits, self.records)

@@ -11,19 +11,18 @@ import contextlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.blocks import BlockRef, FilledBlock, Grant
+from kvcache.blocks import BlockRef, Grant
 from kvcache.connection import Connection, Waiter, _welcome
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.records import LoadJob
 from kvcache.connector.stats import Counters
 from kvcache.errors import CorruptBlock, StaleBlock, StoreUnavailable
-from kvcache.pending import Pending
 from kvcache.protocol import RECEIVE_BYTES, Inbox, Publish, Welcome, decode_reply, encode
 from kvcache.slab import SlabGeometry, SlabView
 from kvcache.store import RETRY_FIRST_S, RETRY_LAST_S, BlockStore, Registration
@@ -54,7 +53,6 @@ class SimStore(BlockStore):
         self._retry_s = RETRY_FIRST_S
         self.socket: SimSocket | None = None
         self.replays = False  # a fault: see Faults._stale_publish
-        self._published: dict[tuple[bytes, int], FilledBlock] = {}
         process.at(0.0, "store connects", self._try)
 
     def usable(self) -> BlockStore | None:
@@ -109,22 +107,12 @@ class SimStore(BlockStore):
 
     # ---- watched --------------------------------------------------------------------------------
 
-    def publish(
-        self, blocks: Sequence[FilledBlock], handoff: str | None = None
-    ) -> Pending[tuple[bool, ...]]:
-        """Production's."""
-        for block in blocks:
-            self._published[block.hash, block.slot] = block
-        return super().publish(blocks, handoff)
-
     def _replay(self, grant: Grant) -> None:
-        """Publish again what was published under an earlier grant of this block and slot."""
-        old = self._published.get((grant.hash, grant.slot))
-        if old is None or self._connection is None:
-            return
-        row = (old.hash, old.parent, old.slot, old.generation, old.checksum)
-        ignored = Waiter(lambda _: None, lambda _: None)
-        self._connection.ask(lambda number: Publish(number, (row,), None), ignored)
+        """Publish the slot under an earlier generation, as a thread that wakes late would."""
+        if self._connection is not None:
+            row = (grant.hash, None, grant.slot, grant.generation - 1, 0)
+            ignored = Waiter(lambda _: None, lambda _: None)
+            self._connection.ask(lambda number: Publish(number, (row,), None), ignored)
 
     @contextlib.contextmanager
     def filling(self, grant: Grant) -> Iterator[NDArray[np.uint8]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 from kvcache.directory_types import DirectorySettings
 from kvcache.slab import SLOT_ALIGN_BYTES
@@ -18,8 +17,8 @@ from tests.simulation.clients import Clients
 from tests.simulation.faults import Faults
 from tests.simulation.network import Calls, Network, SimSocket
 from tests.simulation.oracle import Listening
-from tests.simulation.scenario import HEAL_S, Cluster, Scenario
-from tests.simulation.sim_agent import SimAgent, SimDirectory, SimShipper
+from tests.simulation.scenario import HEAL_S, Asked, Cluster, Scenario
+from tests.simulation.sim_agent import ORPHAN_TTL_S, SimAgent, SimDirectory, SimShipper
 from tests.simulation.sim_ingress import SimIngress
 from tests.simulation.sim_worker import SimWorker
 from tests.simulation.transitions import CONNECTOR, LEASE_ENDS, Transitions, Watching
@@ -28,7 +27,6 @@ from tests.simulation.watch import Watch
 
 ANSWERS_S = 10.0  # after the last fault every request has its end
 REST_S = 2.6  # and then every lease, whatever its holder does
-ORPHAN_TTL_S = 0.4
 CONNECTOR_SETTINGS = {
     "lease_ttl_s": 0.8,
     "handoff_ttl_s": 2.0,
@@ -191,17 +189,12 @@ class World:
         for fault in scenario.faults:
             self.god.at(fault.at_s, fault.kind, self.faults.strike, fault)
 
-    def _client(self, asked: Any) -> None:
+    def _client(self, asked: Asked) -> None:
         ingress = self.ingress_of(asked.ingress)
         if ingress is None or not ingress.process.paused:
-            self._ask(asked, ingress)
+            self.clients.come(asked, ingress)
         else:  # it answers when it goes on
-            ingress.process.at(0.0, "client", self._ask, asked, ingress)
-
-    def _ask(self, asked: Any, ingress: SimIngress | None) -> None:
-        before, self.time.current = self.time.current, ingress.process if ingress else self.god
-        self.clients.come(asked, ingress)
-        self.time.current = before
+            ingress.process.at(0.0, "client", self.clients.come, asked, ingress)
 
     def _until(self, is_done: Callable[[], bool], by_s: float) -> None:
         while not is_done() and self.time.now_s < by_s:
