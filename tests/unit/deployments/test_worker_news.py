@@ -1,0 +1,122 @@
+"""What an ingress makes of its workers' news, against a real router and flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments import frames
+from deployments.flow_types import Effect, Emit, Fail, FlowLimits, Intake, SubmitAttempt
+from deployments.request_flow import RequestFlow
+from deployments.request_record import RecordStore
+from deployments.worker_news import STALL_TICKS, TICK_S, WorkerNews, kv_report
+from kvcache.events import BlockStored, EventBatch, Snapshot, engine_source
+from router.route import Router
+
+MODEL = "m"
+
+
+@dataclass(slots=True)
+class Output:
+    request_id: str
+    new_token_ids: list[int] = field(default_factory=lambda: [7])
+    finish_reason: int | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class Ingress:
+    """Decode workers d1 and d2 and a prefill worker p1, all of node a."""
+
+    def __init__(self) -> None:
+        self.router = Router()
+        self.flow = RequestFlow(self.router, FlowLimits(worker_deaths_max=1), RecordStore())
+        self.news = WorkerNews(self.router, self.flow, 32, now_s=0.0)
+        for name, role in (("d1", "decode"), ("d2", "decode"), ("p1", "prefill")):
+            self.news.joined(welcome(name, role), "a", 0.0)
+
+    def submit(self, name: str, prompt_tokens: int = 10) -> SubmitAttempt:
+        intake = Intake(name, name, MODEL, prompt_tokens, (), 5, 0, 4096, 0.0, 0.0, None)
+        (effect,) = self.flow.submit(intake, 0.0)
+        assert isinstance(effect, SubmitAttempt)
+        return effect
+
+    def goes_on(self, effects: list[Effect]) -> bool:
+        """Whether the one request that was hit was sent elsewhere, not given up."""
+        (kind,) = {type(effect) for effect in effects}
+        assert kind in {SubmitAttempt, Fail}
+        return kind is SubmitAttempt
+
+
+def welcome(worker: str, role: str) -> frames.Welcome:
+    return frames.Welcome(worker, f"{worker}-1", MODEL, role, "a", 1, {}, 4, 64, "kind")
+
+
+def test_a_silent_member_is_dead_and_counts_against_the_request() -> None:
+    ingress = Ingress()
+    worker = ingress.submit("r").worker
+    effects = ingress.news.lost(worker, "silent", TICK_S, is_member=True)
+    assert not ingress.goes_on(effects)
+
+
+def test_a_worker_that_serve_took_away_is_not_dead() -> None:
+    ingress = Ingress()
+    worker = ingress.submit("r").worker
+    assert ingress.goes_on(ingress.news.lost(worker, "closed", TICK_S, is_member=False))
+
+
+def test_an_ingress_that_stood_still_calls_nobody_dead() -> None:
+    ingress = Ingress()
+    worker = ingress.submit("r").worker
+    ingress.news.tick(1.0)
+    later_s = 1.0 + STALL_TICKS * TICK_S
+    assert ingress.goes_on(ingress.news.lost(worker, "silent", later_s, is_member=True))
+
+
+def test_a_draining_worker_gets_nothing_new_and_comes_back() -> None:
+    ingress = Ingress()
+    ingress.news.leaves("d1", draining=True)
+    assert {ingress.submit(f"r{n}").worker for n in range(4)} == {"d2"}
+    ingress.news.leaves("d1", draining=False)
+    assert ingress.router.is_ready("d1")
+
+
+def test_a_node_whose_agent_some_worker_misses_hands_nothing_over() -> None:
+    ingress = Ingress()
+    assert ingress.submit("long", prompt_tokens=900).worker == "p1"
+    ingress.news.load("d1", frames.Load(degraded="node agent does not answer"), 0.0)
+    assert ingress.submit("longer", prompt_tokens=900).worker != "p1"
+    ingress.news.load("d2", frames.Load(degraded="node agent does not answer"), 0.0)
+    ingress.news.load("d1", frames.Load(), 0.0)
+    assert ingress.submit("as long", prompt_tokens=900).worker != "p1", "d2 still misses it"
+    ingress.news.lost("d2", "gone", 0.0, is_member=False)
+    assert ingress.router._no_handoff == set(), "whoever missed it is gone"
+
+
+def test_outputs_reach_the_flow_with_their_reports_and_timings() -> None:
+    ingress = Ingress()
+    sent = ingress.submit("r")
+    output = Output(sent.attempt, kv_transfer_params={"headwater": {"loaded_blocks": 3, "new": 1}})
+    timing = frames.Timing(sent.attempt, 0.1, 0.2, 0.0)
+    effects = ingress.news.outputs(sent.worker, [output], [timing], frames.Load(running=1), 0.5)
+    assert effects == [Emit("r", output, finish=False)]
+    attempt = ingress.flow._requests["r"].attempt
+    assert attempt is not None and attempt.kv is not None and attempt.timing is not None
+    assert (attempt.kv.loaded_blocks, attempt.timing.compute_s) == (3, 0.2)
+
+
+def test_a_missed_batch_of_an_engine_asks_for_all_until_that_comes() -> None:
+    ingress = Ingress()
+    source = engine_source("d1")
+    stored = (BlockStored(b"x" * 32, None, MODEL),)
+    assert not ingress.news.cache_changed(Snapshot(source, "1", 0, MODEL, ()))
+    assert not ingress.news.cache_changed(EventBatch(source, "1", 1, MODEL, stored))
+    assert ingress.news.cache_changed(EventBatch(source, "1", 3, MODEL, ()))
+    assert ingress.news.unresolved() == ["d1"]
+    assert not ingress.news.cache_changed(Snapshot(source, "1", 3, MODEL, (b"x" * 32,)))
+    assert ingress.news.unresolved() == []
+
+
+def test_an_unknown_key_in_a_report_is_left_out() -> None:
+    assert kv_report({"headwater": {"computed_tokens": 4, "of_a_newer_version": 1}}) == kv_report(
+        {"headwater": {"computed_tokens": 4}}
+    )
