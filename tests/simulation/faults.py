@@ -170,19 +170,33 @@ class Faults:
         return True
 
     def _condemn_worker(self, fault: Fault) -> bool:
-        """The agent drops a connection, as when its worker broke the protocol or did not read."""
-        agent = self._pick(list(self._world.agents.values()), fault)
-        if agent is None:
-            return False
-        session = self._pick(list(agent._sessions.values()), fault)
-        if session is None or session.state is not SessionState.REGISTERED:
-            return False
+        """The agent drops a connection, as when its worker broke the protocol or did not read.
+
+        One that may be writing just then, if there is one soon.
+        """
+        self._condemn_when(fault, tries=100)
+        return False  # counted when it happens
+
+    def _condemn_when(self, fault: Fault, tries: int) -> None:
+        world = self._world
+        found = [
+            (agent, session)
+            for agent in world.agents.values()
+            for session in agent._sessions.values()
+            if session.state is SessionState.REGISTERED and session.arena is not None
+            if tries == 0 or session.arena.table.writes_of(session.number)
+        ]
+        chosen = self._pick(found, fault)
+        if chosen is None:
+            if tries:
+                world.god.at(0.002, "aims", self._condemn_when, fault, tries - 1)
+            return
+        agent, session = chosen
         agent.process.at(0.0, "condemned", agent.condemn, session.number)
-        name = session.owner.name if session.owner else ""
-        for worker in self._world.members.values():
-            if worker.name == name and fault.target % 2:
+        self.counts["condemn_worker"] += 1
+        for worker in world.members.values():
+            if session.owner and worker.name == session.owner.name and fault.target % 2:
                 self._pause(worker.process, fault)  # that is why it did not read
-        return True
 
     def _slow_agent(self, fault: Fault) -> bool:
         agent = self._pick(list(self._world.agents.values()), fault)
@@ -196,7 +210,7 @@ class Faults:
         worker = self._pick(list(self._world.members.values()), fault)
         if worker is None:
             return False
-        worker.engine.loader.slow_by_s = 0.02  # type: ignore[attr-defined]
+        worker.engine.loader.slow_by_s = 0.15 if fault.target % 2 else 0.02  # type: ignore[attr-defined]
         return True
 
     # ---- memory, and threads that wake late -----------------------------------------------------

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvcache.arena import Arena
+from kvcache.events import digest
 from kvcache.leases import Owner
 from kvcache.protocol import (
     Abandon,
@@ -57,6 +58,15 @@ class Account:
         self.rights: dict[int, _Right] = {}  # by slot
         self._orphan_ttl_s = orphan_ttl_s
         self._last_generation = 0
+        # What the slab held just after each batch of its events: number of blocks, digest.
+        self.held_after: dict[int, tuple[int, int]] = {0: (0, 0)}
+
+    def committed(self) -> None:
+        """The events so far are in the journal."""
+        sequence = self.arena._journal._sequence
+        if sequence not in self.held_after:
+            names = self.arena.table.published()
+            self.held_after[sequence] = (len(names), digest(names))
 
     def passed(self, now_s: float) -> None:
         """Time."""
@@ -186,6 +196,7 @@ class Account:
 
     def check(self) -> None:
         """No lease that is not promised (any more)."""
+        self.committed()
         for lease in self.arena.table._leases.all():
             if lease.key not in self.promises:
                 raise Wrong(f"I3: lease {lease.key} goes on beyond its end")

@@ -39,7 +39,6 @@ KINDS = (*PROCESS_FAULTS, *WEATHER, *CLIENT_KINDS, *TIGHT)
 DISTURBING = frozenset(PROCESS_FAULTS) - {
     "flip_bits",
     "slow_agent",
-    "slow_loads",
     "stale_publish",
 }
 
@@ -87,6 +86,7 @@ class Scenario:
     reconnect_s: float
     attempts_max: int
     fill_block_s: float
+    load_block_s: float
     requests: tuple[Asked, ...]
     faults: tuple[Fault, ...]
 
@@ -137,6 +137,7 @@ class Cluster:
     step_tokens_max: int
     queue_max: int
     fill_block_s: float
+    load_block_s: float
     connector: dict[str, float] = field(default_factory=dict)
 
 
@@ -168,6 +169,7 @@ def draw(seed: int) -> Scenario:
         reconnect_s=rng.choice((0.02, 0.3)),
         attempts_max=rng.choice((3, 6)),
         fill_block_s=rng.choice((0.0003, 0.003)),
+        load_block_s=rng.choice((0.0004, 0.006)),
         requests=requests,
         faults=_faults(rng, kinds, requests),
     )
@@ -176,7 +178,7 @@ def draw(seed: int) -> Scenario:
 def _requests(rng: random.Random, kinds: frozenset[str]) -> tuple[Asked, ...]:
     tenants = rng.choice((("",), ("", "ann"), ("ann", "ben")))
     shared = [tuple(rng.randrange(2, 250) for _ in range(rng.randrange(4, 17))) for _ in range(2)]
-    burst = rng.random() < 0.4
+    burst = "tiny_queue" in kinds or rng.random() < 0.4
     at_s = 0.05
     asked = []
     for number in range(rng.randrange(4, 12)):

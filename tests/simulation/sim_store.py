@@ -29,8 +29,6 @@ from kvcache.store import RETRY_FIRST_S, RETRY_LAST_S, BlockStore, Registration
 from tests.simulation.network import SimSocket
 from tests.simulation.virtual_time import Process
 
-LOAD_BLOCK_S = 0.0004
-
 
 class SimStore(BlockStore):
     """connect(process) gives a socket to the node's agent, or None where there is none."""
@@ -155,6 +153,7 @@ class SimLoader(BlockLoader):
         cache: object,
         store: Callable[[], BlockStore | None],
         counters: Counters,
+        load_block_s: float,
     ) -> None:
         self._cache = cache  # type: ignore[assignment]
         self._store = store
@@ -166,6 +165,7 @@ class SimLoader(BlockLoader):
         self._in_progress = set()
         self._process = process
         self._steps: Iterator[None] | None = None
+        self._load_block_s = load_block_s
         self.slow_by_s = 0.0
 
     def submit(self, job: LoadJob) -> None:
@@ -183,6 +183,6 @@ class SimLoader(BlockLoader):
     def _go(self) -> None:
         assert self._steps is not None
         for _ in self._steps:
-            self._process.at(LOAD_BLOCK_S + self.slow_by_s, "load", self._go)
+            self._process.at(self._load_block_s + self.slow_by_s, "load", self._go)
             return
         self._take()

@@ -127,7 +127,9 @@ class SimWorker:
             process.clock,
             lambda s: time.wait(None, s),
         )
-        engine.loader = SimLoader(process, blocks, self.store.usable, self.counters)
+        engine.loader = SimLoader(
+            process, blocks, self.store.usable, self.counters, cluster.load_block_s
+        )
         engine.publisher = Publisher(
             blocks,  # type: ignore[arg-type]
             config,

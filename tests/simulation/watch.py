@@ -3,7 +3,7 @@
 After each event: the flow and the load book of the ingress that it touched; after every
 VALIDATE_EVERY-th and at the end: validate() of all cores. The slots are watched by oracle.py after
 each request to an agent, the streams by clients.py at each output. look() looks every 0.15 s for
-work that nobody wants any more.
+work that nobody wants any more, and for replicas that call themselves exact and are not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from deployments.flow_types import Stage
 from deployments.worker_news import TICK_S
 from kvcache.blocks import BlockRef, Grant
+from kvcache.directory import DirectoryCore
 from kvcache.directory_types import Freshness
 from kvcache.errors import CorruptBlock
 from kvcache.events import engine_source, slab_source
@@ -133,6 +134,9 @@ class Watch(StoreWatch):
         for ingress in world.ingresses:
             if ingress.process.alive and not ingress.process.paused:
                 self._parked(ingress)
+                self._exact(ingress.name, ingress.router.index._core)
+        if world.directory is not None:
+            self._exact("the directory", world.directory.core)
         seen: dict[tuple[str, str], float] = {}
         for worker in world.workers:
             if not worker.process.alive or worker.process.paused or worker.process.waits:
@@ -158,6 +162,19 @@ class Watch(StoreWatch):
                 self._late_s.pop(key, None)
             elif now_s > self._late_s.setdefault(key, now_s) + TICK_S + LOOK_S:
                 raise Wrong(f"I4: {name} is parked beyond its time")
+
+    def _exact(self, who: str, core: DirectoryCore) -> None:
+        """I6: a stream that calls itself exact holds what its writer held at that very place."""
+        for node, agent in self._world.agents.items():
+            account = self._account(agent)
+            stream = core._streams.get((slab_source(node), MODEL))
+            if account is None or stream is None or stream.truncated:
+                continue
+            is_exact = stream.freshness is Freshness.EXACT
+            if is_exact and stream.incarnation == agent.incarnation:
+                held = account.held_after[stream.sequence]
+                if (len(stream.hashes), stream.digest) != held:
+                    raise Wrong(f"I6: {who} is not exact on {node} at batch {stream.sequence}")
 
     # ---- the end: I3, I4, I6, I7 ----------------------------------------------------------------
 

@@ -37,6 +37,9 @@ CONNECTOR_SETTINGS = {
     "publish_timeout_s": 0.1,
 }
 
+# Where leases may run out, they do so more often.
+HURRIED = {"lease_ttl_s": 0.3, "handoff_ttl_s": 1.0}
+
 
 class World:
     """Everything that lives in one run."""
@@ -58,7 +61,8 @@ class World:
             scenario.step_tokens_max,
             scenario.queue_max,
             scenario.fill_block_s,
-            dict(CONNECTOR_SETTINGS),
+            scenario.load_block_s,
+            CONNECTOR_SETTINGS if scenario.is_calm else CONNECTOR_SETTINGS | HURRIED,
         )
         self.god = Process(self.time, "world", 1.0, 0.0)
         self.agents: dict[str, SimAgent] = {}
