@@ -169,6 +169,17 @@ class Faults:
         ingress.process.at(0.0, "link breaks", link.close, "reset")
         return True
 
+    def _mute_link(self, fault: Fault) -> bool:
+        """Nothing gets through, and neither end is told: only silence says so."""
+        world = self._world
+        ingress = self._pick([i for i in world.ingresses if i.process.alive], fault)
+        name = self._pick(sorted(ingress.links), fault) if ingress else None
+        if ingress is None or name is None:
+            return False
+        until_s = min(world.time.now_s + fault.for_s, HEAL_S)
+        world.network.muted_until_s[frozenset((ingress.name, name))] = until_s
+        return True
+
     def _condemn_worker(self, fault: Fault) -> bool:
         """The agent drops a connection, as when its worker broke the protocol or did not read.
 

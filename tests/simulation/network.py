@@ -25,6 +25,13 @@ class Network:
         self.time = time
         self.rng = rng
         self.slow_until_s: dict[str, float] = {}
+        self.muted_until_s: dict[frozenset[str], float] = {}  # by pair of processes
+
+    def muted_s(self, one: Process, other: Process) -> float:
+        """Until when nothing gets through between the two; it comes then (TCP sends again)."""
+        if not self.muted_until_s:
+            return 0.0
+        return self.muted_until_s.get(frozenset((one.name, other.name)), 0.0)
 
     def delay_s(self, to: Process, scale_s: float) -> float:
         """Mostly short, sometimes ten times as long."""
@@ -123,7 +130,7 @@ class SimSocket:
         at_s = max(self._arrives_s, now_s + network.delay_s(peer.process, 0.0002))
         self._arrives_s = at_s
         peer.fds += fds
-        network.time.at(at_s - now_s, peer.process, self._label, peer._arrived, data)
+        network.time.at_time(at_s, peer.process, self._label, peer._arrived, data)
 
     def _arrived(self, data: bytes | None) -> None:
         if not self._is_open:
@@ -175,9 +182,13 @@ class LinkEnd:
         if peer is None or not peer.process.alive:
             return
         now_s = network.time.now_s
-        self._arrives_s = max(self._arrives_s, now_s + network.delay_s(peer.process, 0.0005))
+        self._arrives_s = max(
+            self._arrives_s,
+            network.muted_s(self.process, peer.process),
+            now_s + network.delay_s(peer.process, 0.0005),
+        )
         label = ARRIVES + ("link ends" if message is None else type(message).__name__)
-        network.time.at(self._arrives_s - now_s, peer.process, label, peer._arrived, message)
+        network.time.at_time(self._arrives_s, peer.process, label, peer._arrived, message)
 
     def _arrived(self, message: Any) -> None:
         if not self._is_open:

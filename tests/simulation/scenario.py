@@ -23,6 +23,7 @@ PROCESS_FAULTS = (
     "kill_ingress",
     "pause_ingress",
     "break_link",
+    "mute_link",
     "condemn_worker",
     "drain_worker",
     "flip_bits",

@@ -99,8 +99,14 @@ class VirtualTime:
         self, delay_s: float, process: Process, label: str, call: Callable[..., None], *args: Any
     ) -> None:
         """Schedule call(*args) in a process."""
+        self.at_time(self.now_s + delay_s, process, label, call, *args)
+
+    def at_time(
+        self, at_s: float, process: Process, label: str, call: Callable[..., None], *args: Any
+    ) -> None:
+        """The same, at a time: equal times keep their order."""
         self._order += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._order, process, label, call, args))
+        heapq.heappush(self._heap, (at_s, self._order, process, label, call, args))
 
     def note(self, *words: Any) -> None:
         """Say something in the log: strings and numbers."""

@@ -143,7 +143,10 @@ class Watch(StoreWatch):
                 continue
             for attempt, known in worker.loop._attempts.items():
                 owner = next((i for i in world.ingresses if i.name == known.owner), None)
-                is_cut_off = owner is not None and owner.process.paused
+                is_cut_off = owner is not None and (
+                    owner.process.paused
+                    or now_s < world.network.muted_s(owner.process, worker.process) + UNWANTED_S
+                )
                 if (known.owner, attempt) in wanted or is_cut_off:
                     continue
                 key = (worker.name, attempt)
