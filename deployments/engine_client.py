@@ -34,13 +34,11 @@ from deployments.engine.front_end import (
 from deployments.engine.messages import EngineCoreOutput, EngineCoreRequest
 from deployments.flow_types import (
     AbortAttempt,
-    AttemptTiming,
     Effect,
     Emit,
     EndHandoff,
     Fail,
     Intake,
-    KvReport,
     Role,
     SubmitAttempt,
 )
@@ -50,17 +48,14 @@ from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
 from deployments.worker_links import WorkerLinks
+from deployments.worker_news import TICK_S, Heard, WorkerNews
 from deployments.worker_views import Readiness, WorkerState, WorkerViews, readiness
 from kvcache import events
-from kvcache.directory_types import NeedResync
 from router.route import Router
 
 log = logging.getLogger("headwater.ingress")
 
 DIRECTORY_WAIT_S = 10.0
-TICK_S = 0.5
-STALL_TICKS = 4  # a loop that has not ticked for so long cannot say who is dead
-PREFILL_SAMPLE_TOKENS_MIN = 16
 FOLLOW_GRACE_S = 5.0
 
 
@@ -77,12 +72,12 @@ class EngineClient:
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
         self._views = WorkerViews(router, block_size=settings.block_size, stall_s=settings.stall_s)
+        self.news = WorkerNews(router, self.flow, self._views, time.monotonic())
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
         self.directory_heard_s: float | None = None
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._llm: HeadwaterLLM | None = None
-        self._ticked_s = time.monotonic()
         self._metrics = IngressMetrics(settings.model)
         self.cached_share = CachedShare()
 
@@ -179,93 +174,49 @@ class EngineClient:
     # ---- workers (worker_links.LinkUser) ---------------------------------------------------
 
     def worker_joined(self, member: Member, welcome: frames.Welcome) -> None:
-        """The router may plan for it; whoever waited for a worker tries again."""
-        self._views.joined(member, welcome)
+        """A link is up."""
         self._note(welcome.worker, f"link up, pid {welcome.pid}")
-        self._carry_out(self.flow.worker_ready(time.monotonic()))
+        self._carry_out(self.news.joined(welcome, member.node, time.monotonic()))
 
     def worker_leaves(self, worker: str, *, draining: bool) -> None:
-        """Stop planning for a worker that Serve is taking away; its streams may finish."""
-        self._views.leaves(worker, draining=draining)
+        """Serve takes a worker away, or has it back."""
+        self.news.leaves(worker, draining=draining)
 
     def worker_lost(self, worker: str, reason: str, *, is_member: bool) -> None:
-        """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
-        self._views.left(worker)
-        now_s = time.monotonic()
-        is_death = is_member and now_s - self._ticked_s < STALL_TICKS * TICK_S
+        """A link ended."""
         self._note(worker, f"link lost: {reason}")
-        self._carry_out(self.flow.worker_lost(worker, reason, now_s, is_death=is_death))
+        self._carry_out(self.news.lost(worker, reason, time.monotonic(), is_member=is_member))
 
     def received(self, worker: str, message: frames.Message) -> None:
         """One message of a worker."""
         now_s = time.monotonic()
         if isinstance(message, frames.Outputs):
-            self._outputs_of(worker, message, now_s)
+            outputs = decode_outputs(message.outputs)
+            self._count_cached(outputs, now_s)
+            heard = self.news.outputs(worker, outputs, message.timings, message.load, now_s)
+            self._heard(worker, heard)
         elif isinstance(message, frames.Ping):
-            if message.load is not None:
-                self._heard(worker, message.load, now_s)
+            self._heard(worker, self.news.load(worker, message.load, now_s))
         elif isinstance(message, frames.Rejected):
             self._note(message.attempt, f"rejected: {message.message}")
-            effects = self.flow.rejected(
-                message.attempt, message.message, message.client_fault, now_s
-            )
-            self._carry_out(effects)
+            self._carry_out(self.news.rejected(message, now_s))
         elif isinstance(message, frames.Aborted):
             self._note(message.attempt, f"aborted while {message.stage} at step {message.step}")
         elif isinstance(message, frames.CacheEvents):
-            self._cache_changed(worker, events.decode(message.batch))
+            is_gap = self.news.cache_changed(events.decode(message.batch))
+            if is_gap:
+                self.links.send(worker, frames.Resync())
 
-    def _cache_changed(self, worker: str, change: events.EventBatch | events.Snapshot) -> None:
-        """What the worker's own prefix cache holds; a gap is closed by asking for a snapshot."""
-        if isinstance(change, events.Snapshot):
-            self._router.apply_snapshot(change)
-        elif any(isinstance(effect, NeedResync) for effect in self._router.apply_batch(change)):
-            self.links.send(worker, frames.Resync())
-
-    def _outputs_of(self, worker: str, message: frames.Outputs, now_s: float) -> None:
-        outputs = decode_outputs(message.outputs)
+    def _count_cached(self, outputs: Sequence[EngineCoreOutput], now_s: float) -> None:
         for output in outputs:
             stats = output.prefill_stats
             if stats is not None:
                 self.cached_share.add(stats.num_prompt_tokens, stats.num_cached_tokens, now_s)
-        reports = {
-            output.request_id: _kv_report(output.kv_transfer_params)
-            for output in outputs
-            if output.kv_transfer_params
-        }
-        timings = [
-            AttemptTiming(t.attempt, t.queue_s, t.compute_s, t.publish_s) for t in message.timings
-        ]
-        self._learn(worker, message.load, reports)
-        effects = self.flow.outputs(worker, outputs, timings, reports, now_s)
-        self._carry_out(effects)
-        self._heard(worker, message.load, now_s)
 
-    def _learn(self, worker: str, load: frames.Load, reports: dict[str, KvReport]) -> None:
-        """Give the cost model what was measured: the last step if it had a prompt in it, loads.
-
-        By step, not by request: the time of a request holds that of all others in its steps.
-        """
-        if load.step_tokens >= PREFILL_SAMPLE_TOKENS_MIN + load.batch:
-            self._router.observe_prefill(
-                worker, load.step_tokens, load.step_ms, pairs=load.step_pairs
-            )
-        for report in reports.values():
-            if report.failed_blocks:
-                continue
-            here = report.loaded_blocks - report.pulled_blocks
-            if here:
-                self._router.observe_load(worker, here, 1e3 * (report.load_s - report.pull_s))
-            if report.pulled_blocks:
-                self._router.observe_pull(worker, report.pulled_blocks, 1e3 * report.pull_s)
-
-    def _heard(self, worker: str, load: frames.Load, now_s: float) -> None:
-        """A worker's word on itself; where its engine turns again, whoever waited tries again."""
-        change = self._views.heard(worker, load, now_s)
-        if change is not None:
-            self._note(worker, f"its engine {change}")
-        if change == "turns":
-            self._carry_out(self.flow.worker_ready(now_s))
+    def _heard(self, worker: str, heard: Heard) -> None:
+        if heard.engine is not None:
+            self._note(worker, f"its engine {heard.engine}")
+        self._carry_out(heard.effects)
 
     # ---- what operators may know ------------------------------------------------------------
 
@@ -329,25 +280,15 @@ class EngineClient:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._ticked_s = time.monotonic()
             words = self.degraded()
             now = {what: bool(words[what]) for what in words}
             self._metrics.publish(self.flow, self.edge_counts, self._router, now)
-            self._carry_out(self.flow.tick(time.monotonic()))
-            for effect in self._router.index.unresolved():
-                if isinstance(effect, NeedResync):  # an answer may have been lost: ask again
-                    self.links.send(
-                        effect.source.removeprefix(events.ENGINE_PREFIX), frames.Resync()
-                    )
+            self._carry_out(self.news.tick(time.monotonic()))
+            for worker in self.news.unresolved():
+                self.links.send(worker, frames.Resync())
 
     def close(self) -> None:
         """End all links and tasks."""
         self.links.close()
         for task in self._tasks:
             task.cancel()
-
-
-def _kv_report(params: dict[str, Any]) -> KvReport:
-    """Read the connector's report from an output; unknown keys are newer than we are."""
-    given = params.get("headwater", {})
-    return KvReport(**{k: v for k, v in given.items() if k in KvReport.__dataclass_fields__})

@@ -2,7 +2,8 @@
 
 A worker takes work while Serve has it, and while its engine's loop turns by the worker's own word
 (``frames.Load.stalled_s``). An answered ping says nothing: the worker's event loop answers it,
-whatever the engine does. Called by engine_client on its event loop; must not know requests.
+whatever the engine does. Called by worker_news, and by engine_client for what operators may know;
+must not know requests.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from deployments import frames
 from deployments.flow_types import Role
-from deployments.membership import Member
 from router.route import Router
 from router.workers import State, WorkerReport, WorkerView
 
+if TYPE_CHECKING:  # it imports Ray, which the simulation does without
+    from deployments.membership import Member
+
 log = logging.getLogger("headwater.ingress")
+
+EngineChange = Literal["stands", "turns"]
 
 
 @dataclass(slots=True)
@@ -62,13 +67,13 @@ class WorkerViews:
         self._stall_s = stall_s
         self._linked: dict[str, _Linked] = {}
 
-    def joined(self, member: Member, welcome: frames.Welcome) -> None:
+    def joined(self, welcome: frames.Welcome, node: str) -> None:
         """A link is up: the router may plan for the worker."""
         view = WorkerView(
             worker=welcome.worker,
             model=welcome.model,
             role="prefill" if welcome.role == Role.PREFILL else "decode",
-            node=member.node,
+            node=node,
             block_size=self._block_size,
             slots=welcome.slots,
             machine=welcome.machine,
@@ -88,9 +93,7 @@ class WorkerViews:
         if linked is not None and linked.agent_problem:
             self._judge_handoff(linked.view.node)
 
-    def heard(
-        self, worker: str, load: frames.Load, now_s: float
-    ) -> Literal["stands", "turns"] | None:
+    def heard(self, worker: str, load: frames.Load, now_s: float) -> EngineChange | None:
         """Take a worker's word on itself; returns what its engine does, where that is new."""
         self._router.worker_report(worker, _report(load), now_s)
         linked = self._linked.get(worker)

@@ -24,7 +24,7 @@ def views_of(*nodes: str) -> tuple[WorkerViews, Router]:
     views = WorkerViews(router, block_size=32, stall_s=20.0)
     for number, node in enumerate(nodes, start=1):
         one = member(f"d{number}", "decode", node)
-        views.joined(one, welcome_of(one))
+        views.joined(welcome_of(one), node)
     return views, router
 
 

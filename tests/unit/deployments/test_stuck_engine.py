@@ -77,7 +77,7 @@ class Ingress:
 async def linked(to: Worker) -> AsyncIterator[Ingress]:
     ingress = Ingress()
     link = await connect(to.port, settings=EAGER)
-    ingress.views.joined(MEMBER, link.welcome)
+    ingress.views.joined(link.welcome, MEMBER.node)
     running = asyncio.create_task(link.run(ingress.take))
     try:
         yield ingress

@@ -9,11 +9,13 @@ from deployments import frames
 from deployments.flow_types import Effect, Emit, Fail, FlowLimits, Intake, SubmitAttempt
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
-from deployments.worker_news import STALL_TICKS, TICK_S, WorkerNews, kv_report
+from deployments.worker_news import STALL_TICKS, TICK_S, Heard, WorkerNews, kv_report
+from deployments.worker_views import WorkerViews
 from kvcache.events import BlockStored, EventBatch, Snapshot, engine_source
 from router.route import Router
 
 MODEL = "m"
+STALL_S = 20.0
 
 
 @dataclass(slots=True)
@@ -30,7 +32,8 @@ class Ingress:
     def __init__(self) -> None:
         self.router = Router()
         self.flow = RequestFlow(self.router, FlowLimits(worker_deaths_max=1), RecordStore())
-        self.news = WorkerNews(self.router, self.flow, 32, now_s=0.0)
+        views = WorkerViews(self.router, block_size=32, stall_s=STALL_S)
+        self.news = WorkerNews(self.router, self.flow, views, now_s=0.0)
         for name, role in (("d1", "decode"), ("d2", "decode"), ("p1", "prefill")):
             self.news.joined(welcome(name, role), "a", 0.0)
 
@@ -80,6 +83,24 @@ def test_a_draining_worker_gets_nothing_new_and_comes_back() -> None:
     assert ingress.router.is_ready("d1")
 
 
+def test_whoever_waits_is_sent_to_the_engine_that_turns_again() -> None:
+    ingress = Ingress()
+    stuck = frames.Load(stalled_s=STALL_S + 1.0)
+    for name in ("d1", "d2", "p1"):
+        assert ingress.news.load(name, stuck, 0.0) == Heard([], "stands")
+    intake = Intake("r", "r", MODEL, 10, (), 5, 0, 4096, 0.0, 0.0, None)
+    assert ingress.flow.submit(intake, 0.0) == [], "it waits"
+    assert ingress.news.load("d1", stuck, 0.1) == Heard([])
+    heard = ingress.news.outputs("d1", [], [], frames.Load(), 0.2)
+    assert heard.engine == "turns"
+    (sent,) = heard.effects
+    assert isinstance(sent, SubmitAttempt) and sent.worker == "d1"
+
+
+def test_a_ping_without_a_load_says_nothing() -> None:
+    assert Ingress().news.load("d1", None, 0.0) == Heard([])
+
+
 def test_a_node_whose_agent_some_worker_misses_hands_nothing_over() -> None:
     ingress = Ingress()
     assert ingress.submit("long", prompt_tokens=900).worker == "p1"
@@ -97,8 +118,8 @@ def test_outputs_reach_the_flow_with_their_reports_and_timings() -> None:
     sent = ingress.submit("r")
     output = Output(sent.attempt, kv_transfer_params={"headwater": {"loaded_blocks": 3, "new": 1}})
     timing = frames.Timing(sent.attempt, 0.1, 0.2, 0.0)
-    effects = ingress.news.outputs(sent.worker, [output], [timing], frames.Load(running=1), 0.5)
-    assert effects == [Emit("r", output, finish=False)]
+    heard = ingress.news.outputs(sent.worker, [output], [timing], frames.Load(running=1), 0.5)
+    assert heard == Heard([Emit("r", output, finish=False)])
     attempt = ingress.flow._requests["r"].attempt
     assert attempt is not None and attempt.kv is not None and attempt.timing is not None
     assert (attempt.kv.loaded_blocks, attempt.timing.compute_s) == (3, 0.2)

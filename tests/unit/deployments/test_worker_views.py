@@ -33,7 +33,7 @@ def views(router: Router) -> WorkerViews:
 
 def join(views: WorkerViews, *members: Member) -> None:
     for one in members:
-        views.joined(one, welcome_of(one))
+        views.joined(welcome_of(one), one.node)
 
 
 def routed(router: Router, tries: int = 8) -> set[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
-import pytest
-
 from deployments import frames
-from deployments.engine_client import EngineClient, _kv_report
-from deployments.flow_types import KvReport
-
-pytestmark = pytest.mark.contract
+from deployments.flow_types import FlowLimits, KvReport
+from deployments.request_flow import RequestFlow
+from deployments.request_record import RecordStore
+from deployments.worker_news import WorkerNews, kv_report
+from deployments.worker_views import WorkerViews
+from router.route import Router
 
 
 class Learner:
@@ -28,10 +29,21 @@ class Learner:
 
 
 def learned_of(*reports: KvReport) -> Learner:
-    router = Learner()
-    told = {f"r{number}": report for number, report in enumerate(reports)}
-    EngineClient._learn(SimpleNamespace(_router=router), "d1", frames.Load(), told)  # type: ignore[arg-type]
-    return router
+    learner, router = Learner(), Router()
+    flow = RequestFlow(router, FlowLimits(), RecordStore())
+    views = WorkerViews(router, block_size=32, stall_s=20.0)
+    news = WorkerNews(learner, flow, views, 0.0)  # type: ignore[arg-type]
+    outputs = [
+        SimpleNamespace(
+            request_id=f"r{number}",
+            new_token_ids=[1],
+            finish_reason=None,
+            kv_transfer_params={"headwater": asdict(report)},
+        )
+        for number, report in enumerate(reports)
+    ]
+    news.outputs("d1", outputs, [], frames.Load(), 0.0)
+    return learner
 
 
 def test_a_load_and_the_pull_within_it_are_samples_apart() -> None:
@@ -57,4 +69,4 @@ def test_what_failed_on_the_way_or_did_not_happen_teaches_nothing() -> None:
 
 def test_the_connectors_report_is_read_and_newer_keys_are_left_out() -> None:
     told = {"headwater": {"pulled_blocks": 3, "pull_s": 0.5, "pull_failure": None, "newer": 1}}
-    assert _kv_report(told) == KvReport(pulled_blocks=3, pull_s=0.5)
+    assert kv_report(told) == KvReport(pulled_blocks=3, pull_s=0.5)
