@@ -1,9 +1,10 @@
 """Where the world comes into production code: clocks, blocking waits, random numbers.
 
 Replaced for the length of a run, each in the module that uses it:
-- `time` in the loader, the publisher and the engine loop: the clock of the process whose code runs;
+- `time` in the loader and the publisher: the clock of the process whose code runs;
 - `threading` in kvcache.pending: a waiting thread is VirtualTime.wait;
-- `secrets` in the arena: the first generation comes from the seed.
+- `secrets` in the arena: the first generation comes from the seed;
+- `Prefault` in the arena and the connection: its thread changes no byte, and is left out.
 Everything else (slot table, directory, router, flow, SchedulerSide) takes its time as an argument.
 """
 
@@ -14,15 +15,14 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, Self
 
-import deployments.engine_loop
 import kvcache.arena
+import kvcache.connection
 import kvcache.connector.loader
 import kvcache.connector.publisher
 import kvcache.pending
 from tests.simulation.virtual_time import VirtualTime
 
 CLOCKED: tuple[ModuleType, ...] = (
-    deployments.engine_loop,
     kvcache.connector.loader,
     kvcache.connector.publisher,
 )
@@ -52,6 +52,19 @@ class _Condition:
         """The waiting one looks after each event."""
 
 
+class _NoPrefault:
+    """Pages are taken in as they are touched."""
+
+    def __init__(self, slots: object, ahead_bytes: int = 0) -> None:
+        """As Prefault's."""
+
+    def used(self, slot: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
 class Boundary:
     """Installs the replacements."""
 
@@ -68,6 +81,8 @@ class Boundary:
             *((module, "time", clock) for module in CLOCKED),
             (kvcache.pending, "threading", threads),
             (kvcache.arena, "secrets", bits),
+            (kvcache.arena, "Prefault", _NoPrefault),
+            (kvcache.connection, "Prefault", _NoPrefault),
         ]
         self._old: list[tuple[ModuleType, str, Any]] = []
 

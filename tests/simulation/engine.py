@@ -45,6 +45,7 @@ class EngineOutput:
     new_token_ids: list[int]
     finish_reason: Finish | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    prefill_stats: None = None  # what caches had of a prompt decides nothing
 
 
 @dataclass(slots=True)

@@ -183,8 +183,8 @@ MUTANTS = (
     ),
     Mutant(
         "an agent that is back is not noticed",
-        "deployments.worker_news:WorkerNews._agent_seen",
-        "usable=not here & self._without_agent",
+        "deployments.worker_views:WorkerViews._judge_handoff",
+        "usable=not any(linked.agent_problem for linked in here)",
         "usable=False",
     ),
     # Request flow
@@ -208,7 +208,7 @@ MUTANTS = (
     ),
     Mutant(
         "prefill's own finish goes to the client",
-        "deployments.request_flow:RequestFlow._attempt_finished",
+        "deployments.request_flow:RequestFlow._attempt_done",
         "and tokens_left(request.intake, request.tokens) > 0",
         "and False",
     ),

@@ -15,6 +15,7 @@ from typing import Any
 
 from deployments.event_shipping import ASK_INTERVAL_S, Answer, EventShipping, take_shipment
 from kvcache.agent import AgentServer
+from kvcache.agent_peers import Peers
 from kvcache.agent_session import SessionState
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import DirectorySettings, Feed
@@ -75,12 +76,16 @@ class SimAgent(AgentServer):
         self._lock = threading.RLock()
         self._arenas = {}
         self._sessions = {}
-        self._last_session = 0
+        self._last_connection = 0
         self._is_closing = False
         self._has_announced = False
         self._accept_again_s = None
         self._listener = _Listener()  # type: ignore[assignment]
         self._selector = _Selector()  # type: ignore[assignment]
+        # Readers of other nodes: none come, the cluster of a run pulls nothing.
+        self.peers = Peers(
+            self._lock, self._arenas, self._next_connection, process.clock, self.wake, self._fail
+        )
         self._wakes_s = 0.0
         process.on_end.append(self._ended)
 
@@ -92,10 +97,10 @@ class SimAgent(AgentServer):
 
     def _connected(self, sock: SimSocket) -> None:
         self._listener.waiting.append(sock)  # type: ignore[attr-defined]
-        before = self._last_session
+        before = self._last_connection
         self._accept()
-        assert self._last_session == before + 1
-        session = self._sessions[self._last_session]
+        assert self._last_connection == before + 1
+        session = self._sessions[self._last_connection]
 
         def readable() -> None:
             if session.number in self._sessions:
@@ -104,6 +109,9 @@ class SimAgent(AgentServer):
 
         sock.on_readable = readable
         readable()
+
+    def wake(self) -> None:
+        """Every call into it is followed by a turn."""
 
     def condemn(self, number: int) -> None:
         """As the loop does with a worker that breaks the protocol."""
@@ -115,6 +123,7 @@ class SimAgent(AgentServer):
     def _turned(self) -> None:
         """The rest of a turn of the loop, and the time of the next one without a message."""
         self._tick()
+        self._answer()
         self._announce()
         wait_s = self._wait_s() / self.process.rate + 1e-4
         wakes_s = self.process.time.now_s + wait_s

@@ -27,7 +27,8 @@ from deployments.flow_types import (
 )
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
-from deployments.worker_news import TICK_S, WorkerNews
+from deployments.worker_news import TICK_S, Heard, WorkerNews
+from deployments.worker_views import WorkerViews
 from kvcache import events
 from kvcache.directory_types import Feed
 from router.admission import Admission, Admitted
@@ -43,6 +44,7 @@ from tests.simulation.transitions import Transitions
 from tests.simulation.virtual_time import Process
 
 CONTEXT_TOKENS_MAX = 64
+STALL_S = 5.0  # 20 s in production
 LIMITS = FlowLimits(
     parked_max=3, park_timeout_s=1.2, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
 )
@@ -86,12 +88,12 @@ class SimIngress:
         self.records = RecordStore(records_max=64)
         limits = replace(LIMITS, attempts_max=scenario.attempts_max)
         self.flow = RequestFlow(self.router, limits, self.records)
-        self.news = WorkerNews(self.router, self.flow, BLOCK, process.clock())
+        views = WorkerViews(self.router, block_size=BLOCK, stall_s=STALL_S)
+        self.news = WorkerNews(self.router, self.flow, views, process.clock())
         self.admission = Admission(AdmissionSettings(queue_max=3))
         self.links: dict[str, LinkEnd] = {}
         self._keeping: set[str] = set()
         self.lost_as_deaths: dict[str, int] = {}  # request -> worker deaths that it met
-        self._decode_of: dict[str, str] = {}
         self.is_changed = True
         process.at(0.0, "members", self.members_changed)
         process.at(0.0, "follow", self._follow)
@@ -194,7 +196,7 @@ class SimIngress:
         for key in before.keys() | after.keys():
             old = before.get(key)
             new: Stage | Outcome | None = after[key].stage if key in after else None
-            if old is not new or name not in {"outputs", "tick"}:
+            if old is not new or name not in {"outputs", "load", "tick"}:
                 self._transitions.add("flow", str(old), name, str(new))
         return effects
 
@@ -285,22 +287,19 @@ class SimIngress:
         now_s = self.process.clock()
         if isinstance(message, frames.Outputs):
             outputs: Any = message.outputs
-            self.carry_out(
-                self._event(
-                    "outputs",
-                    lambda: self.news.outputs(
-                        worker, outputs, message.timings, message.load, now_s
-                    ),
-                )
-            )
+            timings, load = message.timings, message.load
+            self._heard("outputs", lambda: self.news.outputs(worker, outputs, timings, load, now_s))
         elif isinstance(message, frames.Ping):
-            self.news.load(worker, message.load, now_s)
+            self._heard("load", lambda: self.news.load(worker, message.load, now_s))
         elif isinstance(message, frames.Rejected):
             self.carry_out(self._event("rejected", lambda: self.news.rejected(message, now_s)))
         elif isinstance(message, frames.CacheEvents):
             if self.news.cache_changed(events.decode(message.batch)):
                 self._send(worker, frames.Resync())
             self.is_changed = True
+
+    def _heard(self, name: str, hear: Callable[[], Heard]) -> None:
+        self.carry_out(self._event(name, lambda: hear().effects))
 
     # ---- background -----------------------------------------------------------------------------
 

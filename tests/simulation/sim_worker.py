@@ -60,7 +60,13 @@ class SimEngineLoop(EngineLoop):
     """The production loop, turned by events."""
 
     def __init__(
-        self, worker: str, incarnation: str, sinks: LoopSinks, queue_max: int, wake: Any
+        self,
+        worker: str,
+        incarnation: str,
+        sinks: LoopSinks,
+        queue_max: int,
+        wake: Any,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = SimpleNamespace(owner=worker, served_model=MODEL)  # type: ignore[assignment]
         self._sinks = sinks
@@ -72,6 +78,10 @@ class SimEngineLoop(EngineLoop):
         self._batch = 0
         self._step_tokens = 0
         self._step_pairs = 0.0
+        self._prompt_tokens = 0
+        self._cached_tokens = 0
+        self._clock = clock
+        self.slab_peer = ""
         self.incarnation = incarnation
 
     def _wait_inbox(self, timeout_s: float) -> None:
@@ -143,6 +153,7 @@ class SimWorker:
             LoopSinks(deliver=self._deliver, send=self._send),
             cluster.queue_max,
             self._wake,
+            process.clock,
         )
         self.loop.engine = engine  # type: ignore[assignment]
         process.at(IDLE_POLL_S, "idle?", self._poll)
