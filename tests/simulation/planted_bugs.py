@@ -187,6 +187,18 @@ MUTANTS = (
         "usable=not any(linked.agent_problem for linked in here)",
         "usable=False",
     ),
+    Mutant(
+        "a lost worker's missing agent is remembered",
+        "deployments.worker_views:WorkerViews.left",
+        "if linked is not None and linked.agent_problem:",
+        "if False:",
+    ),
+    Mutant(
+        "a worker that Serve takes away gets new work",
+        "deployments.worker_views:WorkerViews.leaves",
+        "linked.is_draining = draining",
+        "pass",
+    ),
     # Request flow
     Mutant(
         "late outputs are accepted",

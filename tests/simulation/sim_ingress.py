@@ -93,6 +93,7 @@ class SimIngress:
         self.admission = Admission(AdmissionSettings(queue_max=3))
         self.links: dict[str, LinkEnd] = {}
         self._keeping: set[str] = set()
+        self._leaving: set[str] = set()  # linked workers that Serve takes away, as it knows
         self.lost_as_deaths: dict[str, int] = {}  # request -> worker deaths that it met
         self.is_changed = True
         process.at(0.0, "members", self.members_changed)
@@ -166,6 +167,7 @@ class SimIngress:
                 self._front_end.failed(effect.request_id, effect.code)
 
     def _submit(self, effect: SubmitAttempt) -> None:
+        assert effect.worker not in self._leaving, f"I4: new work for {effect.worker}, which leaves"
         given: Any = effect.payload
         max_tokens, min_tokens = given.max_tokens, given.min_tokens
         if effect.role is Role.PREFILL:  # front_end.as_prefill
@@ -210,8 +212,12 @@ class SimIngress:
                 self._keeping.add(worker)
                 self._connect(worker)
         for worker in self.links:
-            self.news.leaves(worker, draining=worker not in present)
+            self._leaves(worker, draining=worker not in present)
         self.is_changed = True
+
+    def _leaves(self, worker: str, *, draining: bool) -> None:
+        (self._leaving.add if draining else self._leaving.discard)(worker)
+        self.news.leaves(worker, draining=draining)
 
     def _connect(self, worker: str) -> None:
         member = self._members().get(worker)
@@ -249,7 +255,7 @@ class SimIngress:
         now_s = self.process.clock()
         node = welcome.node
         self.carry_out(self._event("worker_ready", lambda: self.news.joined(welcome, node, now_s)))
-        self.news.leaves(worker, draining=member is None)
+        self._leaves(worker, draining=member is None)
         self.process.at(PING_S, "ping", self._ping, worker, link)
 
     def _ping(self, worker: str, link: LinkEnd) -> None:
@@ -264,6 +270,7 @@ class SimIngress:
     def _lost(self, worker: str, link: LinkEnd, reason: str) -> None:
         assert self.links.get(worker) is link
         del self.links[worker]
+        self._leaving.discard(worker)
         is_member = worker in self._members()
         now_s = self.process.clock()
         self.process.time.note(self.name, "lost", worker, reason, is_member)
