@@ -12,10 +12,12 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.deployment import Application
 
 from cluster.config import MIB, Config
+from cluster.ports import is_behind_proxy
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import DirectorySettings
 from deployments.engine.settings import EngineSettings, FrontEndSettings
 from deployments.flow_types import FlowLimits, Role
+from deployments.front_door import DoorAddress
 from deployments.ingress import Ingress, IngressSettings
 from deployments.listening import ListenSettings
 from deployments.node_agent import AgentSettings
@@ -72,8 +74,15 @@ def build(args: BuildArguments) -> Application:
         ),
         admission=AdmissionSettings(queue_max=config.limits.queue_max_requests),
         body_bytes_max=config.limits.request_body_max_bytes,
+        door=_door(config),
     )
     return ingress.bind(settings, workers[Role.PREFILL], workers[Role.DECODE])
+
+
+def _door(config: Config) -> DoorAddress | None:
+    if is_behind_proxy(config):
+        return None
+    return DoorAddress(config.http.host, config.http.port)
 
 
 def _slots(config: Config) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from cluster.ask import get_json
 from cluster.config import Config
 from cluster.errors import AnswerError, StartError
+from cluster.ports import is_behind_proxy
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -32,7 +33,7 @@ SERVE_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 
 
 def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
-    """Start Serve's HTTP proxy and deploy the application; returns before it is ready."""
+    """Start Serve and deploy the application; returns before it is ready."""
     from ray import serve
 
     from cluster.application import BuildArguments, build
@@ -45,7 +46,10 @@ def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = AP
         _refuse_other_address(config)
         if app not in serve.status().applications:
             _end_actors(app)  # left by a serve command that was killed
-    serve.start(http_options={"host": config.http.host, "port": config.http.port})
+    if is_behind_proxy(config):
+        serve.start(http_options={"host": config.http.host, "port": config.http.port})
+    else:
+        serve.start(proxy_location="Disabled")
     target = serve.RunTarget(build(arguments), name=app, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
 

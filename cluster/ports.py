@@ -5,8 +5,12 @@ Called by serve, before anything is started, and by the doctor.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
+from collections.abc import Iterator
+
+from cluster.config import Config
 
 
 def listen_briefly(host: str, port: int) -> int:
@@ -20,6 +24,23 @@ def listen_briefly(host: str, port: int) -> int:
         probe.listen(1)
         found: int = probe.getsockname()[1]
         return found
+
+
+def is_behind_proxy(config: Config) -> bool:
+    """Whether Serve's proxy listens for clients, and not the ingress itself."""
+    return config.http.through == "proxy" or config.ray.address is not None
+
+
+@contextlib.contextmanager
+def held(host: str, port: int) -> Iterator[None]:
+    """Keep a port from other programs while the block runs; the ingress can listen there."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind, protocol) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)  # who does not listen is given no connection
+        yield
 
 
 def problem_in(error: OSError, host: str, port: int, *, host_flag: str, port_flag: str) -> str:

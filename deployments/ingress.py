@@ -25,6 +25,7 @@ from deployments.directory_actor import RAY_NAMESPACE
 from deployments.disconnect import DisconnectOnCancel
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import Failure, Outcome
+from deployments.front_door import DoorAddress, FrontDoor
 from deployments.http_edge import FlowFailure, HttpEdge, HttpTrace, Refusal
 from deployments.membership import MEMBERS, Member
 from deployments.node_agent import agent_name
@@ -58,6 +59,7 @@ class IngressSettings:
     admission: AdmissionSettings
     body_bytes_max: int = 32 << 20
     records_max: int = 1024
+    door: DoorAddress | None = None  # None: clients come through Serve's proxy
 
 
 class Ingress:
@@ -69,6 +71,7 @@ class Ingress:
         self._settings = settings
         for handle in (prefill, decode):
             handle.options(stream=True)  # starts its MembershipRouter in this process
+        self._door: FrontDoor | None = None
         self._records = RecordStore(settings.records_max)
         self._router = Router(settings.router)
         self._admission = Admission(settings.admission)
@@ -93,19 +96,27 @@ class Ingress:
         app.add_api_route("/headwater/requests", self._latest)
         app.add_api_route("/headwater/requests/{trace_id}", self._explain)
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
-        return HttpEdge(
+        edge = HttpEdge(
             DisconnectOnCancel(app),
             self,
             body_bytes_max=self._settings.body_bytes_max,
             choices_max=self._settings.front_end.engine_requests_max,
             explain=explain,
         )
+        if self._settings.door is not None:
+            self._door = FrontDoor(self._settings.door, edge)
+        return edge
 
     async def check_health(self) -> None:
         """Serve replaces this replica when a part of it has ended. Raises RuntimeError."""
-        faults = self._client.faults()
+        faults = self._faults()
         if faults:
             raise RuntimeError("; ".join(faults))
+
+    def _faults(self) -> list[str]:
+        """What of this replica has ended and will not come back."""
+        door = self._door.fault() if self._door else None
+        return [*self._client.faults(), *([door] if door else [])]
 
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 
@@ -154,7 +165,7 @@ class Ingress:
 
     async def _health(self) -> Response:
         """200, without a body, while this ingress is alive, whatever its workers do; 503 else."""
-        faults = self._client.faults()
+        faults = self._faults()
         if not faults:
             return Response(status_code=200)
         return JSONResponse({"alive": False, "reasons": faults}, status_code=503)
@@ -276,9 +287,12 @@ class Ingress:
         return JSONResponse(body)
 
     async def __del__(self) -> None:
-        """End links when Serve ends this replica."""
-        if hasattr(self, "_client"):
-            self._client.close()
+        """Serve ends this replica: running answers end first, then the links."""
+        if not hasattr(self, "_client"):
+            return
+        if self._door is not None:
+            await self._door.close()
+        self._client.close()
 
 
 def _replace_route(app: FastAPI, path: str, endpoint: Callable[..., Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from cluster.ask import ask
 from cluster.config import Config
 from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
-from cluster.ports import listen_briefly, problem_in
+from cluster.ports import held, is_behind_proxy, listen_briefly, problem_in
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
@@ -51,7 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
     _listen_to_signals()
     try:
-        _run(config, began_s)
+        with contextlib.ExitStack() as stack:
+            if not is_behind_proxy(config):
+                stack.enter_context(held(config.http.host, config.http.port))
+            _run(config, began_s)
     finally:  # whoever calls this function goes on
         for number, handler in before.items():
             signal.signal(number, handler)
