@@ -75,6 +75,8 @@ def build(args: BuildArguments) -> Application:
         admission=AdmissionSettings(queue_max=config.limits.queue_max_requests),
         body_bytes_max=config.limits.request_body_max_bytes,
         door=_door(config),
+        tenant_header=config.tenants.header or "",
+        tenant_keys_file=str(config.tenants.keys_file or ""),
     )
     return ingress.bind(settings, workers[Role.PREFILL], workers[Role.DECODE])
 

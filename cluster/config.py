@@ -11,7 +11,10 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from cluster.config_section import Section
+from cluster.config_tenants import TenantsConfig
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
@@ -28,12 +31,6 @@ def default_state_dir() -> Path:
 def default_cache_dir() -> Path:
     """XDG_CACHE_HOME/headwater."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
-
-
-class Section(BaseModel):
-    """One domain of the configuration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
 class ModelConfig(Section):
@@ -390,4 +387,5 @@ class Config(Section):
     slab: SlabConfig = Field(default_factory=SlabConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    tenants: TenantsConfig = Field(default_factory=TenantsConfig)
     state: StateConfig = Field(default_factory=StateConfig)

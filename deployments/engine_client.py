@@ -8,6 +8,7 @@ by ingress.py (lifecycle) and engine/front_end (requests). No decision is made h
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import os
 import time
@@ -47,6 +48,7 @@ from deployments.membership import MEMBERS, Member
 from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
+from deployments.tenants import alone, salted
 from deployments.worker_links import WorkerLinks
 from deployments.worker_news import TICK_S, Heard, WorkerNews
 from deployments.worker_views import Readiness, WorkerState, WorkerViews, readiness
@@ -96,6 +98,8 @@ class EngineClient:
         """Take one request of the front end into the flow."""
         trace = CURRENT_TRACE.get()
         now_s = time.monotonic()
+        request = copy.copy(request)  # vLLM may send it again, under another id
+        request.cache_salt = salted(trace.tenant if trace else alone(), request.cache_salt)
         hashes = await hashes_of(request, self._settings.block_size)
         assert self._llm is not None
         if not self._llm.is_waiting_for(request.request_id):

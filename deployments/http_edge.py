@@ -1,9 +1,9 @@
 """What happens to an HTTP request before and after vLLM's own application sees it.
 
 An ASGI middleware: names the request (`x-headwater-request`), bounds its body, refuses what no
-part of us could work with (reserved fields, other encodings, text that is none), asks admission
-(429 with Retry-After). http_answer.py carries the answer back. Everything else of the API is
-vLLM's. Called by ingress.py. Must not know tokens or workers.
+part of us could work with (reserved fields, other encodings, text that is none), notes whose it
+is, asks admission (429 with Retry-After). http_answer.py carries the answer back. Everything else
+of the API is vLLM's. Called by ingress.py. Must not know tokens or workers.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from deployments.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
 from deployments.http_answer import Answer, Exchange
 from deployments.http_errors import ApiError, of_failure
 from deployments.lone_surrogates import lone_surrogate
+from deployments.tenants import Tenant, TenantUnclear, alone
 
 REQUEST_HEADER = b"x-headwater-request"
 # Every route of vLLM's application (0.32, task "generate") that asks the engine for tokens.
@@ -56,6 +57,7 @@ class HttpTrace:
 
     trace_id: str
     received_s: float
+    tenant: Tenant = field(default_factory=alone)  # until its headers say
     status: int | None = None  # of the answer, once it has begun
     engine_requests: int = 0  # made of it so far; counted by the engine client
 
@@ -109,16 +111,20 @@ class HttpEdge:
         events: EdgeEvents,
         *,
         body_bytes_max: int,
+        tenant_of: Callable[[Iterable[tuple[bytes, bytes]]], Tenant],
         choices_max: int | None = None,
         explain: Callable[[BaseException], bytes] | None = None,
     ) -> None:
-        """``choices_max``: engine requests at once, which bounds n and lists of prompts.
+        """``tenant_of``: whose a request of these headers is; may raise TenantUnclear.
+
+        ``choices_max``: engine requests at once, which bounds n and lists of prompts.
 
         ``explain``: the JSON body that the application would answer to an exception.
         """
         self._app = app
         self._events = events
         self._body_bytes_max = body_bytes_max
+        self._tenant_of = tenant_of
         self._choices_max = choices_max
         self._explain = explain
 
@@ -158,7 +164,7 @@ class HttpEdge:
         if body is None:
             message = f"Request body is larger than {self._body_bytes_max} bytes."
             await refused.refuse(ApiError(413, message, "request_too_large"))
-        elif (error := _fault_of(scope, body, generates=generates)) is not None:
+        elif (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
             await refused.refuse(error)
         elif not generates:
             await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))
@@ -171,6 +177,18 @@ class HttpEdge:
                 self._events.release(trace.trace_id)
             return
         trace.status = refused.status
+
+    def _fault_of(
+        self, trace: HttpTrace, scope: Scope, body: bytes, *, generates: bool
+    ) -> ApiError | None:
+        """Why this request is refused; without a reason, the trace's tenant is set."""
+        error = _fault_of(scope, body, generates=generates)
+        if error is None and generates:
+            try:
+                trace.tenant = self._tenant_of(scope["headers"])
+            except TenantUnclear as unclear:
+                error = ApiError(400, str(unclear), "invalid_value")
+        return error
 
     async def _generate(
         self,

@@ -32,6 +32,7 @@ from deployments.node_agent import agent_name
 from deployments.request_record import RecordStore
 from deployments.request_story import as_json, story
 from deployments.secret import read_secret
+from deployments.tenants import Tenants
 from deployments.worker_views import WorkerState
 from router.admission import Admission, Admitted
 from router.route import Router
@@ -58,6 +59,8 @@ class IngressSettings:
     router: RouterSettings
     admission: AdmissionSettings
     body_bytes_max: int = 32 << 20
+    tenant_header: str = ""
+    tenant_keys_file: str = ""
     records_max: int = 1024
     door: DoorAddress | None = None  # None: clients come through Serve's proxy
 
@@ -78,9 +81,11 @@ class Ingress:
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
         from deployments.engine_client import EngineClient
 
-        self._client = EngineClient(
-            settings.client, self._router, self._records, read_secret(settings.secret_file)
+        secret = read_secret(settings.secret_file)
+        self._tenants = Tenants(
+            secret, header=settings.tenant_header, keys_file=settings.tenant_keys_file
         )
+        self._client = EngineClient(settings.client, self._router, self._records, secret)
 
     async def __serve_build_asgi_app__(self) -> HttpEdge:
         """Late-bound application (Ray Serve calls this on the replica's loop)."""
@@ -100,6 +105,7 @@ class Ingress:
             DisconnectOnCancel(app),
             self,
             body_bytes_max=self._settings.body_bytes_max,
+            tenant_of=self._tenants.of,
             choices_max=self._settings.front_end.engine_requests_max,
             explain=explain,
         )

@@ -16,7 +16,10 @@ from deployments.http_edge import (
     HttpTrace,
     Refusal,
 )
+from deployments.tenants import Tenant, Tenants
 
+SECRET = b"the cluster's own secret"
+TENANT_HEADER = "x-tenant"
 CHAT = "/v1/chat/completions"
 BODY_BYTES_MAX = 1000
 CHOICES_MAX = 24
@@ -66,12 +69,14 @@ class App:
     bodies: list[bytes] = field(default_factory=list)
     scopes: list[Scope] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
+    tenants: list[Tenant | None] = field(default_factory=list)
     after_body: list[str] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
         trace = CURRENT_TRACE.get()
         self.traces.append(None if trace is None else trace.trace_id)
+        self.tenants.append(None if trace is None else trace.tenant)
         body = b""
         while True:
             message = await receive()
@@ -132,7 +137,12 @@ def scope_of(path: str, *, method: str = "POST", **more: object) -> Scope:
 
 def edge_round(app: AsgiApp, events: Events) -> HttpEdge:
     return HttpEdge(
-        app, events, body_bytes_max=BODY_BYTES_MAX, choices_max=CHOICES_MAX, explain=explain
+        app,
+        events,
+        body_bytes_max=BODY_BYTES_MAX,
+        tenant_of=Tenants(SECRET, header=TENANT_HEADER).of,
+        choices_max=CHOICES_MAX,
+        explain=explain,
     )
 
 
