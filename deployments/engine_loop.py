@@ -300,6 +300,8 @@ class EngineLoop:
             load_failures_total=kv.load_failures_total if kv else 0,
             degraded="node agent does not answer" if kv and kv.degraded else "",
             slab_peer=self.slab_peer,
+            kv_copies=kv.copies if kv else "",
+            slot_bytes=kv.slot_bytes if kv else 0,
         )
 
     # ---- the engine's own prefix cache ------------------------------------------------------

@@ -120,6 +120,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     slab_peer: where other nodes read the slab of the worker's node ("host:port"); empty: they
     cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
     blocks_loaded_total includes blocks_pulled_total: those from other nodes' slabs.
+    kv_copies: the way of a block's bytes between engine and slab; slot_bytes: a block's bytes.
     """
 
     running: int = 0
@@ -144,6 +145,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens_total: int = 0
     slab_peer: str = ""
     blocks_pulled_total: int = 0
+    kv_copies: str = ""
+    slot_bytes: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

@@ -235,14 +235,18 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
             namespace_of(self._vllm_config, session.config.model, root),
             layout_of(self._vllm_config, cache),
         )
+        config = session.config
+        copies = cache.copies(config.bounce_mib << 20, pin_slab=config.pin_slab)
+        session.copies = copies
         session.loader = BlockLoader(
             cache,
             session.store,
             session.counters,
             session.faults,
-            session.config.pull_timeout_s,
+            config.pull_timeout_s,
+            copies,
         )
-        self._publisher = Publisher(cache, session.config, session.counters, session.store)
+        self._publisher = Publisher(cache, config, session.counters, session.store, copies)
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Start the loads before the forward pass: vLLM calls start_load_kv only after it."""

@@ -20,6 +20,7 @@ COUNTS_MAX = {
     "pull_window_slots": 1024,
     "pull_staging_slots": 4096,
     "peers_max": 1024,
+    "bounce_mib": 4096,
 }
 
 
@@ -46,6 +47,10 @@ class ConnectorConfig:
     pulls together, a block's size each; as many as two windows, so that one peer that hangs leaves
     room for the others. peers_max: peers that are kept connected; one more closes the one that was
     asked longest ago.
+
+    Of engines on GPUs alone: pin_slab: let DMA reach the slab itself; the whole of it is taken into
+    memory for that. bounce_mib: size of each of the three pinned buffers and the two on the device
+    through which blocks go; more of them are copied at once.
     """
 
     agent_socket: str
@@ -67,6 +72,8 @@ class ConnectorConfig:
     pull_window_slots: int = 8
     pull_staging_slots: int = 16
     peers_max: int = 16
+    pin_slab: bool = True
+    bounce_mib: int = 32
     fail_blocks: tuple[int, ...] = ()
     hold_loads: bool = False
 

@@ -1,7 +1,6 @@
 """What this engine's blocks are called and how their bytes lie: Namespace, Layout, EngineCache.
 
-Called by block_connector.py when vLLM registers the KV caches. CPU tensors only: numpy slices per
-block and layer move bytes at about half of memcpy, three times torch's indexing.
+Called by block_connector.py when vLLM registers the KV caches.
 Source (vLLM 0.32): v1/attention/backends/cpu_attn.py (_get_attn_isa packs the inside of a block per
 instruction set), v1/worker/gpu_model_runner.py (initialize_kv_cache_tensors: one tensor a layer,
 (blocks, kv_heads, block_size, 2 x head)), v1/core/kv_cache_utils.py (resolve_none_hash_seed).
@@ -22,7 +21,10 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
 
+from kvcache.connector.copies import BlockCopies, HostCopies
+from kvcache.connector.device_copies import cuda_copies
 from kvcache.connector.errors import ConnectorMisconfigured, EngineUnsupported
+from kvcache.connector.planes import planes_of
 from kvcache.identity import Layout, Namespace
 
 if TYPE_CHECKING:
@@ -36,46 +38,43 @@ _READ_BYTES = 8 << 20
 
 
 class EngineCache:
-    """The engine's KV cache as bytes: per layer (blocks, layer_bytes), uint8, shared memory.
+    """The engine's KV cache as planes of bytes (planes.py); on CPUs also as numpy arrays of them.
 
     A slot is all layers of one block, one after another. Shared layers (one tensor under two names)
-    count once.
+    count once. copy_out and copy_in are for caches in host memory; copies.py has the general way.
     """
 
     def __init__(self, kv_caches: dict[str, torch.Tensor], blocks: int) -> None:
-        """Raises EngineUnsupported for caches that are not compact CPU tensors of equal blocks."""
-        tensors = list({tensor.data_ptr(): tensor for tensor in kv_caches.values()}.values())
-        if not tensors:
-            raise EngineUnsupported("the engine registered no KV cache")
-        for name, tensor in kv_caches.items():
-            if tensor.device.type != "cpu":
-                raise EngineUnsupported(
-                    f"{name} is on {tensor.device}; only CPU caches are handled"
-                )
-            if tensor.shape[0] != blocks or not tensor.is_contiguous():
-                raise EngineUnsupported(
-                    f"{name} has shape {tuple(tensor.shape)}; wanted {blocks} compact blocks"
-                )
-        self.block_shape = tuple(tensors[0].shape[1:])
-        if any(tuple(tensor.shape[1:]) != self.block_shape for tensor in tensors):
-            raise EngineUnsupported("layers with blocks of different shapes are not handled")
-        self._layers: list[NDArray[np.uint8]] = [
-            tensor.view(torch.uint8).numpy().reshape(blocks, -1) for tensor in tensors
-        ]
-        self.layers = len(self._layers)
-        self.layer_bytes = int(self._layers[0].shape[1])
-        self.slot_bytes = self.layers * self.layer_bytes
+        """Raises EngineUnsupported for caches whose blocks' bytes cannot be told."""
+        self.planes = planes_of(kv_caches, blocks)
+        self.block_shape = self.planes.block_shape
+        self.on_host = self.planes.device.type == "cpu"
+        if not self.on_host and self.planes.device.type != "cuda":
+            raise EngineUnsupported(f"caches on {self.planes.device} are not handled")
+        # A slice a block and plane moves at half of memcpy, three times torch's indexing.
+        self._layers: list[NDArray[np.uint8]] = (
+            [row.numpy() for row in self.planes.rows] if self.on_host else []
+        )
+        self.layers = self.planes.layers
+        self.layer_bytes = self.planes.row_bytes * self.planes.layer_planes
+        self.slot_bytes = self.planes.slot_bytes
         self.blocks = blocks
+
+    def copies(self, bounce_bytes_max: int, *, pin_slab: bool) -> BlockCopies:
+        """New copies to and from this cache. Close them."""
+        if self.on_host:
+            return HostCopies(self)
+        return cuda_copies(self.planes, bounce_bytes_max, pin_slab=pin_slab)
 
     def copy_out(self, block_id: int, slot: NDArray[np.uint8]) -> None:
         """Copy a block of the engine into `slot` (uint8, slot_bytes). Mutates slot."""
-        rows = slot.reshape(self.layers, self.layer_bytes)
+        rows = slot.reshape(-1, self.planes.row_bytes)
         for layer, row in zip(self._layers, rows, strict=True):
             row[:] = layer[block_id]
 
     def copy_in(self, block_id: int, slot: NDArray[np.uint8]) -> None:
         """Copy `slot` (uint8, slot_bytes) into a block of the engine. Mutates that block."""
-        rows = slot.reshape(self.layers, self.layer_bytes)
+        rows = slot.reshape(-1, self.planes.row_bytes)
         for layer, row in zip(self._layers, rows, strict=True):
             layer[block_id] = row
 
@@ -137,21 +136,33 @@ def namespace_of(vllm_config: VllmConfig, model: str, root: str) -> Namespace:
 
 def layout_of(vllm_config: VllmConfig, cache: EngineCache) -> Layout:
     """How a block's bytes lie in a slot, with the instruction set that packed them."""
-    kv_heads, _, content = cache.block_shape
-    cache_config, model_config = vllm_config.cache_config, vllm_config.model_config
-    isa = _get_attn_isa(
-        model_config.dtype, cache_config.block_size, content // 2, cache_config.cache_dtype
-    )
+    kv_heads = int(cache.block_shape[0])
     return Layout(
         slot_bytes=cache.slot_bytes,
         layers=cache.layers,
         layer_bytes=cache.layer_bytes,
-        kv_heads=int(kv_heads),
-        head_range=(0, int(kv_heads)),
-        # The vector width decides the packing inside "vec" too, so it is part of the tag.
-        isa=f"cpu/{isa}/{torch.backends.cpu.get_cpu_capability()}".lower(),
-        order=cache_config.get_resolved_kv_cache_layout().name,
+        kv_heads=kv_heads,
+        head_range=(0, kv_heads),
+        isa=_packing(vllm_config, cache),
+        order=vllm_config.cache_config.get_resolved_kv_cache_layout().name,
     )
+
+
+def _packing(vllm_config: VllmConfig, cache: EngineCache) -> str:
+    """What else decides which byte of a block means what."""
+    cache_config, model_config = vllm_config.cache_config, vllm_config.model_config
+    if not cache.on_host:
+        # Kernels read the tensors by their strides: shape, planes and `order` say it all, but for
+        # the backends that pack in a way of their own.
+        shape = "x".join(map(str, cache.block_shape))
+        backend = vllm_config.attention_config.backend
+        return f"cuda/{backend}/{shape}/{cache.planes.layer_planes} planes".lower()
+    content = cache.block_shape[-1]
+    isa = _get_attn_isa(
+        model_config.dtype, cache_config.block_size, content // 2, cache_config.cache_dtype
+    )
+    # The vector width decides the packing inside "vec" too, so it is part of the tag.
+    return f"cpu/{isa}/{torch.backends.cpu.get_cpu_capability()}".lower()
 
 
 def weights_fingerprint(vllm_config: VllmConfig) -> str:

@@ -22,9 +22,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kvcache.blocks import BlockRef
+from kvcache.connector.copies import BlockCopies, HostCopies
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.records import LoadJob, LoadResult
 from kvcache.connector.stats import CORRUPT, INTERNAL, STALE, TIMED_OUT, UNAVAILABLE, Counters
@@ -45,7 +44,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 
 class BlockLoader:
-    """One thread, one staging slot that no other process can write to."""
+    """One thread, and staging that no other process can write to."""
 
     def __init__(
         self,
@@ -54,14 +53,18 @@ class BlockLoader:
         counters: Counters,
         faults: LoadFaults,
         pull_timeout_s: float = 5.0,
+        copies: BlockCopies | None = None,
     ) -> None:
-        """Starts the thread. store() returns the connected store or None."""
+        """Starts the thread. store() returns the connected store or None. copies: by default of a
+        cache on the host.
+        """
         self._cache = cache
+        self._copies = copies or HostCopies(cache)
         self._store = store
         self._counters = counters
         self._faults = faults
         self._pull_timeout_s = pull_timeout_s
-        self._staging = np.empty(cache.slot_bytes, np.uint8)
+        self._staging = self._copies.staging()
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._finished: deque[LoadResult] = deque()
         self._in_progress: set[str] = set()
@@ -78,6 +81,7 @@ class BlockLoader:
         assert job.request_id not in self._in_progress, job.request_id
         self._in_progress.add(job.request_id)
         self._counters.add(loads_total=1)
+        self._copies.fence()
         self._jobs.put(job)
 
     def take_finished(self) -> list[LoadResult]:
@@ -107,14 +111,18 @@ class BlockLoader:
         """
         started_s = time.monotonic()
         loaded, reason = 0, None
+        staged: list[int] = []
         try:
             self._faults.before_load()
             for ref, block_id in zip(job.refs, job.block_ids, strict=job.from_peer is None):
                 yield
                 if job.aborted:
                     break
-                self._load_block(ref, block_id)
-                loaded += 1
+                self._stage(ref, len(staged))
+                staged.append(block_id)
+                if len(staged) == len(self._staging):
+                    loaded += self._load(staged)
+            loaded += self._load(staged)
         except Exception as error:  # noqa: BLE001 - whatever it is: recompute, never lose the report
             reason = _reason(error)
         load_s = time.monotonic() - started_s
@@ -126,14 +134,21 @@ class BlockLoader:
         if not job.from_peer.peer.run(lambda: self._pull(job, load_s, queued_s)):
             self._end(job, loaded, UNAVAILABLE, load_s)
 
-    def _load_block(self, ref: BlockRef, block_id: int) -> None:
+    def _stage(self, ref: BlockRef, row: int) -> None:
         store = self._store()
         if store is None:
             raise StoreUnavailable("the agent cannot be reached")
         self._faults.before_block()
         # Checked in our own memory, then copied: what was verified is what the engine gets.
-        store.read_into(ref, self._staging)
-        self._cache.copy_in(block_id, self._staging)
+        store.read_into(ref, self._staging[row])
+
+    def _load(self, block_ids: list[int]) -> int:
+        """Copy what was staged to these blocks, and say how many. Mutates: empties the list."""
+        count = len(block_ids)
+        if count:
+            self._copies.scatter(block_ids, self._staging[:count])
+            block_ids.clear()
+        return count
 
     def _pull(self, job: LoadJob, load_s: float, queued_s: float) -> None:
         """The part that lies at the peer, in the peer's thread."""
@@ -149,7 +164,7 @@ class BlockLoader:
                     if job.aborted:
                         break
                     # A verified copy in memory of our own, ours until the next step.
-                    self._cache.copy_in(job.block_ids[loaded], block.data)
+                    self._copies.scatter([job.block_ids[loaded]], [block.data])
                     loaded += 1
             assert job.aborted or loaded == len(job.block_ids), "the pull ended early"
         except Exception as error:  # noqa: BLE001 - as above

@@ -7,12 +7,14 @@ does, so that the first token does not leave before its blocks can be found.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
 from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.copies import BlockCopies, HostCopies
 from kvcache.connector.records import OfferedBlock, RequestReport, SaveJob
 from kvcache.connector.stats import Counters
 from kvcache.errors import StaleBlock, StoreUnavailable
@@ -35,9 +37,11 @@ class Publisher:
         config: ConnectorConfig,
         counters: Counters,
         store: Callable[[], BlockStore | None],
+        copies: BlockCopies | None = None,
     ) -> None:
-        """store() returns the connected store or None."""
+        """store() returns the connected store or None. copies: by default for the host."""
         self._cache = cache
+        self._copies = copies or HostCopies(cache)
         self._config = config
         self._counters = counters
         self._store = store
@@ -85,8 +89,9 @@ class Publisher:
             return None
         filled: list[FilledBlock] = []
         try:
-            for block, grant in grants:
-                filled.append(self._fill_slot(store, block, grant))
+            for first in range(0, len(grants), self._copies.blocks_at_once):
+                some = grants[first : first + self._copies.blocks_at_once]
+                filled += self._fill_slots(store, some)
             return store.publish(filled, job.handoff)
         except (StaleBlock, StoreUnavailable):
             # The agent changed in between: its successor knows nothing of these grants.
@@ -95,11 +100,17 @@ class Publisher:
             store.abandon([grant for _, grant in grants])
             return None
 
-    def _fill_slot(self, store: BlockStore, block: OfferedBlock, grant: Grant) -> FilledBlock:
-        with store.filling(grant) as slot:
-            self._cache.copy_out(block.block_id, slot)
+    def _fill_slots(
+        self, store: BlockStore, some: Sequence[tuple[OfferedBlock, Grant]]
+    ) -> list[FilledBlock]:
+        with contextlib.ExitStack() as filling:
+            slots = [filling.enter_context(store.filling(grant)) for _, grant in some]
+            self._copies.gather([block.block_id for block, _ in some], slots)
             # Of the slot's bytes, not the engine's: it must vouch for what readers will read.
-            return grant.filled(block.parent, checksum(slot))
+            return [
+                grant.filled(block.parent, checksum(slot))
+                for (block, grant), slot in zip(some, slots, strict=True)
+            ]
 
     def _granted(
         self, job: SaveJob, outcomes: Sequence[AllocateOutcome]

@@ -11,6 +11,7 @@ import os
 import threading
 
 from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.copies import BlockCopies
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.peers import Peers
@@ -39,6 +40,7 @@ class ConnectorSession:
         self.faults = LoadFaults(config.fail_blocks, hold_loads=config.hold_loads)
         self.namespace: Namespace | None = None
         self.layout: Layout | None = None
+        self.copies: BlockCopies | None = None
         self.loader: BlockLoader | None = None
         self.peers: Peers | None = None
         self._secret = config.read_secret()
@@ -68,6 +70,8 @@ class ConnectorSession:
             self.loader.close()
         if self.peers is not None:
             self.peers.close()
+        if self.copies is not None:
+            self.copies.close()
         if self._store is not None:
             self._store.close()
 
@@ -110,6 +114,8 @@ class ConnectorSession:
             config.model,
             config.owner,
             degraded=self.store() is None,
+            copies=self.copies.way() if self.copies is not None else "",
+            slot_bytes=self.layout.slot_bytes if self.layout is not None else 0,
             loads_in_progress=loads,
             staging_slots=staging.slots_total if staging is not None else 0,
             staging_quarantined=staging.quarantined if staging is not None else 0,

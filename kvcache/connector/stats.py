@@ -37,12 +37,15 @@ class ConnectorStats:
     blocks_failed_total counts the blocks that are recomputed for it. What is said of loads includes
     pulls: pulls_total counts the loads that a peer took part in; pulls_failed, as (reason, count),
     the look-ups at a peer without an answer and the pulls that ended early.
+    copies: the way of a block's bytes between engine and slab (copies.py); slot_bytes: a block's.
     staging_quarantined: slots that something may still write to after its pull had ended.
     """
 
     model: str
     owner: str
     degraded: bool
+    copies: str = ""
+    slot_bytes: int = 0
     lookups_total: int = 0
     lookup_timeouts_total: int = 0
     lookups_degraded_total: int = 0
@@ -125,6 +128,8 @@ class Counters:
         *,
         degraded: bool,
         loads_in_progress: int,
+        copies: str = "",
+        slot_bytes: int = 0,
         staging_slots: int = 0,
         staging_quarantined: int = 0,
     ) -> ConnectorStats:
@@ -136,6 +141,8 @@ class Counters:
                 model=model,
                 owner=owner,
                 degraded=degraded,
+                copies=copies,
+                slot_bytes=slot_bytes,
                 loads_in_progress=loads_in_progress,
                 load_failures=tuple(sorted(self._failures.items())),
                 pulls_failed=tuple(sorted(self._pull_failures.items())),

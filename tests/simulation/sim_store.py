@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from kvcache.blocks import BlockRef, Grant
 from kvcache.connection import Connection, Waiter, _welcome
+from kvcache.connector.copies import HostCopies
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.records import LoadJob
@@ -159,7 +160,8 @@ class SimLoader(BlockLoader):
         self._store = store
         self._counters = counters
         self._faults = LoadFaults()
-        self._staging = np.empty(64, np.uint8)
+        self._copies = HostCopies(cache)  # type: ignore[arg-type]
+        self._staging = np.empty((1, 64), np.uint8)
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._finished = deque()
         self._in_progress = set()

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.copies import BlockCopies, HostCopies
+from kvcache.connector.device_copies import DeviceCopies
 from kvcache.connector.errors import ConnectorMisconfigured
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.loader import BlockLoader
+from kvcache.connector.planes import planes_of
 from kvcache.connector.publisher import Publisher
 from kvcache.connector.records import (
     LoadJob,
@@ -25,6 +29,7 @@ from kvcache.connector.records import (
 from kvcache.connector.stats import Counters
 from kvcache.store import BlockStore
 from tests.unit.kvcache.connector.fake_store import FakeStore
+from tests.unit.kvcache.connector.stub_streams import StubStreams
 
 if TYPE_CHECKING:
     from kvcache.connector.layout import EngineCache
@@ -49,12 +54,20 @@ class FakeCache:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, at_once: int | None) -> None:
+        """at_once: the device's way of copying, so many blocks a call; None: the host's."""
         self.store, self.cache = FakeStore(slots=16), FakeCache()
         self.counters, self.faults = Counters(), LoadFaults()
         cache = cast("EngineCache", self.cache)
-        self.loader = BlockLoader(cache, self.connected, self.counters, self.faults)
-        self.publisher = Publisher(cache, CONFIG, self.counters, self.connected)
+        copies: BlockCopies = HostCopies(cache)
+        if at_once is not None:
+            planes = planes_of({"layer 0": torch.from_numpy(self.cache.rows)}, 16)
+            size = at_once * self.cache.slot_bytes
+            copies = DeviceCopies(planes, StubStreams(), size, slab=None)
+        self.at_once = copies.blocks_at_once
+        loader, publisher = (self.connected, self.counters, self.faults), (CONFIG, self.counters)
+        self.loader = BlockLoader(cache, *loader, copies=copies)
+        self.publisher = Publisher(cache, *publisher, self.connected, copies)
 
     def connected(self) -> BlockStore | None:
         return cast("BlockStore", self.store) if self.store.connected else None
@@ -77,9 +90,9 @@ class World:
         return result
 
 
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
+@pytest.fixture(params=[None, 3], ids=["host", "device, three at once"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(request.param)
     yield made
     made.loader.close()
     assert not made.store.leases
@@ -107,6 +120,20 @@ def test_a_corrupt_block_ends_the_load_and_everything_after_it_counts_as_bad(
     assert (result.loaded_blocks, result.reason) == (3, "corrupt")
     assert result.failed_block_ids == (11, 12, 13, 14, 15)
     assert (world.cache.rows[11] == 11).all(), "unverified bytes reached the engine"
+
+
+def test_of_the_blocks_copied_at_once_a_corrupt_one_lets_none_reach_the_engine(
+    world: World,
+) -> None:
+    world.publisher.publish([world.save_job(8)])
+    world.store.memory[world.store.blocks[NAMES[5]].slot][0] ^= 1
+    world.loader.submit(world.load(8))
+    result = world.finished()
+    whole = 5 // world.at_once * world.at_once
+    assert (result.loaded_blocks, result.reason) == (whole, "corrupt")
+    assert result.failed_block_ids == tuple(range(8 + whole, 16))
+    for row in range(8 + whole, 16):
+        assert (world.cache.rows[row] == row).all()
 
 
 def test_an_agent_that_goes_while_a_load_waits_is_a_failed_load(world: World) -> None:
