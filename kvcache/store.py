@@ -335,7 +335,9 @@ class BlockStore:
 
     def _current(self) -> Connection:
         connection = self._connection
-        if connection is None:
+        # A lost one stays here for a moment, until the background thread has said why it ended;
+        # its mapping can still be read then, but there is nobody who answers for it.
+        if connection is None or connection.is_lost:
             raise StoreUnavailable(f"no agent: {self._last_error}")
         return connection
 

@@ -150,6 +150,22 @@ def test_an_agent_that_comes_back_is_found_and_the_old_one_forgotten(socket_path
     second.close()
 
 
+def test_a_lost_connection_serves_nothing_in_the_moment_before_it_is_given_up(
+    agent: AgentServer, connect: Connect
+) -> None:
+    store = connect("w")
+    publish(store, chain(1))
+    (ref,) = leased(store, chain(1))
+    connection = store._connection
+    assert connection is not None
+    connection._is_lost = True  # as its thread says first; what it was for is dropped after that
+    with pytest.raises(StoreUnavailable):
+        read(store, ref)
+    with pytest.raises(StoreUnavailable):
+        _ = store.slots
+    connection._is_lost = False
+
+
 def test_an_agent_that_does_not_answer_hello_is_no_agent(
     socket_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
