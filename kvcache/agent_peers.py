@@ -57,7 +57,9 @@ class Peers:
                 raise StoreUnavailable("the agent has ended")
             arena = self._arenas.get(hello.namespace.model)
             if arena is None:
-                raise RegistrationRefused(f"model {hello.namespace.model} has no blocks here")
+                asked, served = hello.namespace.model, ", ".join(self._arenas) or "none"
+                difference = f"model: {asked} here, {served} there"
+                raise RegistrationRefused(f"model {asked} has no blocks here", (difference,))
             arena.check(hello)
             owner = Owner(f"peer:{hello.owner}", self._next_connection())
             peer = PeerBooks(self, arena, owner, deliver)
