@@ -166,9 +166,16 @@ class Arena:
         return self._view
 
     def _examine(self, slot: int, generation: int) -> None:
-        """A reader's word is not enough: the block goes only if its bytes are wrong here too."""
+        """A reader's word is not enough: the block goes only if its bytes are wrong here too.
+
+        Its header is written again: a damaged one would make a good block stale for ever, which is
+        PRESENT for whoever would publish it anew.
+        """
         ref = self.table.current(slot, generation)
-        if ref is not None and self.slab.checksum_of(slot) != ref.checksum:
+        if ref is None:
+            return
+        self.table.write_again(slot)
+        if self.slab.checksum_of(slot) != ref.checksum:
             self.table.retire(slot, generation)
 
     def end_handoff(self, key: str) -> bool:

@@ -81,6 +81,10 @@ class SlotTable:
             return None
         return self._rows.ref(slot)
 
+    def write_again(self, slot: int) -> None:
+        """Mutates: the slot counts as touched, so that its shared header is written anew."""
+        self._rows.touched[slot] = None
+
     def prefix_length(self, hashes: Sequence[bytes]) -> int:
         """How many blocks from hashes[0] on are published, without a gap. Mutates nothing."""
         named = self._rows.named

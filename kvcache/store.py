@@ -34,7 +34,7 @@ from kvcache.blocks import (
 )
 from kvcache.connection import Connection, Waiter, open_connection
 from kvcache.errors import (
-    CorruptBlock,
+    BlockUnusable,
     KvCacheError,
     ProtocolError,
     RegistrationRefused,
@@ -222,13 +222,14 @@ class BlockStore:
     def read_into(self, ref: BlockRef, staging: NDArray[np.uint8]) -> None:
         """Copies a block into staging (uint8, shape (slot_bytes,), C-contiguous) and verifies it.
 
-        Mutates staging, also when it raises: StaleBlock, CorruptBlock (the agent is told, and takes
-        the block out of use if it finds the same), StoreUnavailable.
+        Mutates staging, also when it raises: StaleBlock, CorruptBlock, StoreUnavailable. Of the
+        first two the agent is told: it takes the block out of use if it finds its bytes wrong, and
+        mends a header that is.
         """
         connection = self._current()
         try:
             connection.view.read_into(ref, staging)
-        except CorruptBlock:
+        except BlockUnusable:
             with contextlib.suppress(StoreUnavailable):
                 connection.tell(Suspect(ref.slot, ref.generation))
             raise

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+POLL_FIRST_S = 0.001
 POLL_S = 0.02
 
 
 def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str | Callable[[], str]) -> T:
     """Poll until the condition is true and return its value; AssertionError after the deadline."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s, poll_s = time.monotonic() + timeout_s, POLL_FIRST_S
     while True:
         found = condition()
         if found:
@@ -21,7 +22,8 @@ def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str | Call
         if time.monotonic() > deadline_s:
             name = what if isinstance(what, str) else what()
             raise AssertionError(f"waited {timeout_s} s for {name}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
+        poll_s = min(2 * poll_s, POLL_S)
 
 
 async def wait_until_async(

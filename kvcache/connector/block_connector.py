@@ -246,7 +246,9 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
             config.pull_timeout_s,
             copies,
         )
-        self._publisher = Publisher(cache, config, session.counters, session.store, copies)
+        self._publisher = Publisher(
+            cache, config, session.counters, session.store, copies, session.store_faults
+        )
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         """Start the loads before the forward pass: vLLM calls start_load_kv only after it."""

@@ -1,12 +1,16 @@
-"""Faults that tests put into one connector: block loads that fail, loads that are held.
+"""Faults that tests put into one connector: loads fail or are held, stores fail or are cut short.
 
-Called by loader.py; set by extra_config["inject"] or by a test in the same process through
-`HeadwaterConnector.session.faults`. Never set in production, where it costs one comparison a block.
+Called by loader.py and publisher.py; set by extra_config["inject"] or by a test in the same process
+through `HeadwaterConnector.session` (faults, store_faults). Never set in production, where it costs
+one comparison a block.
 """
 
 from __future__ import annotations
 
 import threading
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvcache.errors import StoreUnavailable
 
@@ -58,3 +62,37 @@ class LoadFaults:
             self.before_load()
         if number in self.fail_blocks:
             raise StoreUnavailable("injected: this block read fails")
+
+
+class StoreFaults:
+    """Engine's thread only: fills are counted from 0 over the engine's life."""
+
+    def __init__(self) -> None:
+        self.fills = 0
+        self.failed_total = 0
+        self.cut_total = 0
+        self._fail: set[int] = set()
+        self._cut: set[int] = set()
+
+    def fail_fill(self, skip: int) -> None:
+        """The fill after the next `skip` ones fails before its first byte."""
+        self._fail.add(self.fills + skip)
+
+    def cut_fill(self, skip: int) -> None:
+        """Of the fill after the next `skip` ones only the first half gets there, unnoticed."""
+        self._cut.add(self.fills + skip)
+
+    def before_fills(self, count: int) -> None:
+        """Count the fills of one copy. Raises StoreUnavailable where a failure was asked for."""
+        numbers = range(self.fills, self.fills + count)
+        self.fills += count
+        if self._fail.intersection(numbers):
+            self.failed_total += 1
+            raise StoreUnavailable("injected: this store fails")
+
+    def after_fills(self, slots: Sequence[NDArray[np.uint8]]) -> None:
+        """Mutates slots, whose checksums are taken already, where a cut was asked for."""
+        for number, slot in enumerate(slots, self.fills - len(slots)):
+            if number in self._cut:
+                self.cut_total += 1
+                slot[slot.size // 2 :] = 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.copies import BlockCopies, HostCopies
+from kvcache.connector.faults import StoreFaults
 from kvcache.connector.records import OfferedBlock, RequestReport, SaveJob
 from kvcache.connector.stats import Counters
 from kvcache.errors import StaleBlock, StoreUnavailable
@@ -38,8 +39,10 @@ class Publisher:
         counters: Counters,
         store: Callable[[], BlockStore | None],
         copies: BlockCopies | None = None,
+        faults: StoreFaults | None = None,
     ) -> None:
         """store() returns the connected store or None. copies: by default for the host."""
+        self._faults = faults or StoreFaults()
         self._cache = cache
         self._copies = copies or HostCopies(cache)
         self._config = config
@@ -105,12 +108,15 @@ class Publisher:
     ) -> list[FilledBlock]:
         with contextlib.ExitStack() as filling:
             slots = [filling.enter_context(store.filling(grant)) for _, grant in some]
+            self._faults.before_fills(len(slots))
             self._copies.gather([block.block_id for block, _ in some], slots)
             # Of the slot's bytes, not the engine's: it must vouch for what readers will read.
-            return [
+            filled = [
                 grant.filled(block.parent, checksum(slot))
                 for (block, grant), slot in zip(some, slots, strict=True)
             ]
+            self._faults.after_fills(slots)
+            return filled
 
     def _granted(
         self, job: SaveJob, outcomes: Sequence[AllocateOutcome]

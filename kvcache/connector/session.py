@@ -12,7 +12,7 @@ import threading
 
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.copies import BlockCopies
-from kvcache.connector.faults import LoadFaults
+from kvcache.connector.faults import LoadFaults, StoreFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.peers import Peers
 from kvcache.connector.stats import ConnectorStats, Counters
@@ -38,6 +38,7 @@ class ConnectorSession:
         self.config = config
         self.counters = Counters()
         self.faults = LoadFaults(config.fail_blocks, hold_loads=config.hold_loads)
+        self.store_faults = StoreFaults()
         self.namespace: Namespace | None = None
         self.layout: Layout | None = None
         self.copies: BlockCopies | None = None

@@ -206,6 +206,7 @@ class NixlSource(PeerLeases):
     def _verify(self, ref: BlockRef, staging_slot: int) -> StaleBlock | CorruptBlock | None:
         if not header_says(self._reader.headers[staging_slot], ref):
             self.counters.add(blocks_stale_total=1)
+            self.suspect(ref)
             return StaleBlock(f"slot {ref.slot} was reused before it was read")
         actual = checksum(self._staging.memory[staging_slot])
         if actual != ref.checksum:

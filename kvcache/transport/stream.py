@@ -205,6 +205,7 @@ class Stream:
         if batch:  # the answer ends early at a block that is not there any more
             self._counters.add(blocks_stale_total=1)
             index = batch[0][0]
+            self._suspect(pull.blocks[index])  # under our lease: its header may be damaged
             stale = StaleBlock(f"slot {pull.blocks[index].slot} was reused before it was read")
             pull.lost([index for index, _ in batch], stale)
 
