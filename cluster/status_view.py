@@ -171,9 +171,20 @@ def _directory_line(directory: Found) -> str:
     heard = "not heard from" if age_s is None else f"heard {age_s:.1f} s ago"
     sources = ", ".join(
         f"{_short(source['source'])} {source['blocks']} blocks {source['freshness']}"
+        + (f" ({source['reason']})" if source.get("reason") else "")
         for source in directory["sources"]
     )
-    return f"Directory: {heard}; {sources or 'no blocks yet'}."
+    return f"Directory: {heard}; {sources or 'no blocks yet'}; {_audits(directory)}."
+
+
+def _audits(directory: Found) -> str:
+    """How often the writers' digests were right, and how often their blocks were in doubt."""
+    doubts = directory["degraded_total"]
+    why = ", ".join(f"{n} {reason}" for reason, n in sorted(doubts.items()))
+    return (
+        f"digests {directory['digests_equal_total']} equal, "
+        f"{directory['digests_differ_total']} different; in doubt: {why or 'never'}"
+    )
 
 
 def _short(source: str) -> str:

@@ -7,14 +7,16 @@ the next one, and ingresses start over. Called by node agents (apply) and ingres
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 import ray
 
-from deployments.event_shipping import Answer, take_shipment
+from deployments.event_shipping import Answer, DirectoryIntake
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import Cursor, Feed
 from kvcache.events import decode
@@ -34,25 +36,33 @@ class Directory:
 
     def __init__(self) -> None:
         self._core = DirectoryCore(epoch=os.urandom(8).hex())
+        self._intake = DirectoryIntake(self._core)
         self._news = asyncio.Condition()
 
     async def apply(self, source: str, frames: list[bytes]) -> Answer:
-        """Apply batches and snapshots of one agent, in order; none at all is a question."""
-        answer = take_shipment(self._core, source, [decode(frame) for frame in frames])
+        """Apply what one agent tells, in order; nothing at all is a question."""
+        messages = [decode(frame) for frame in frames]
+        answer = self._intake.take(source, messages, time.monotonic())
         async with self._news:
             self._news.notify_all()
         return answer
 
-    async def follow(self, cursor: bytes | None, wait_s: float) -> bytes:
-        """An encoded Feed of what changed since ``cursor``; waits up to ``wait_s`` for news."""
+    async def follow(
+        self, cursor: bytes | None, wanted: list[tuple[str, str]], wait_s: float
+    ) -> bytes:
+        """An encoded Feed of what changed since ``cursor``; waits up to ``wait_s`` for news.
+
+        wanted: streams (source, model) of which this replica's own digest differed.
+        """
+        for source, model in wanted:
+            self._core.tell_again(source, model)
         place = None if cursor is None else msgspec.msgpack.decode(cursor, type=Cursor)
         feed = self._core.events_since(place)
         if not feed.updates and not feed.restart:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s), self._news:
                     await self._news.wait()
-            except TimeoutError:
-                return msgspec.msgpack.encode(feed)
+            self._intake.look(time.monotonic())  # where no agent is left, nobody else comes by
             feed = self._core.events_since(place)
         return msgspec.msgpack.encode(feed)
 
@@ -60,18 +70,23 @@ class Directory:
         """The actor's process, for tests that end it."""
         return os.getpid()
 
-    async def status(self) -> list[dict[str, Any]]:
-        """Each stream's blocks, sequence and freshness."""
-        return [
-            {
-                "source": view.source,
-                "model": view.model,
-                "blocks": view.blocks,
-                "sequence": view.sequence,
-                "freshness": view.freshness.value,
-            }
-            for view in self._core.streams()
-        ]
+    async def status(self) -> dict[str, Any]:
+        """Each stream's blocks, sequence and freshness; the totals; the blocks in all."""
+        return {
+            "streams": [
+                {
+                    "source": view.source,
+                    "model": view.model,
+                    "blocks": view.blocks,
+                    "sequence": view.sequence,
+                    "freshness": view.freshness.value,
+                    "reason": view.reason,
+                }
+                for view in self._core.streams()
+            ],
+            "blocks": self._core.blocks,
+            "counters": asdict(self._core.counters),
+        }
 
 
 def decode_feed(frame: bytes) -> Feed:

@@ -207,8 +207,8 @@ class EngineClient:
         elif isinstance(message, frames.Aborted):
             self._note(message.attempt, f"aborted while {message.stage} at step {message.step}")
         elif isinstance(message, frames.CacheEvents):
-            is_gap = self.news.cache_changed(events.decode(message.batch))
-            if is_gap:
+            is_wrong = self.news.cache_changed(events.decode(message.batch))
+            if is_wrong:
                 self.links.send(worker, frames.Resync())
 
     def _count_cached(self, outputs: Sequence[EngineCoreOutput], now_s: float) -> None:
@@ -270,14 +270,14 @@ class EngineClient:
                 directory = await asyncio.to_thread(ensure_directory, self._settings.directory)
                 while True:
                     cursor = None if index.cursor is None else encode_cursor(index.cursor)
+                    wanted = list(index.wanted)
                     async with asyncio.timeout(DIRECTORY_WAIT_S + FOLLOW_GRACE_S):
-                        answer = await directory.follow.remote(cursor, DIRECTORY_WAIT_S)
-                    feed = decode_feed(answer)
-                    self._router.apply_feed(feed)
+                        answer = await directory.follow.remote(cursor, wanted, DIRECTORY_WAIT_S)
+                    self.news.directory_said(decode_feed(answer))
                     self.directory_heard_s = time.monotonic()
             except (ray.exceptions.RayError, TimeoutError) as lost:
                 log.warning("directory does not answer (%s); routing by load until it does", lost)
-                index.degrade_feed("directory lost")
+                self.news.directory_lost()
                 self.directory_heard_s = None
                 await asyncio.sleep(self._settings.reconnect_s)
 

@@ -210,7 +210,7 @@ class Ingress:
                 "role_fallbacks_total": flow.role_fallbacks_total,
             },
             "cache": client.cached_share.as_json(now_s),
-            "directory": {"heard_age_s": age_s, "sources": self._sources()},
+            "directory": {"heard_age_s": age_s, "sources": self._sources()} | self._audits(),
             "router": self._router_status(now_s),
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
             "degraded": [words for found in client.degraded().values() for words in found],
@@ -226,6 +226,17 @@ class Ingress:
             "index_blocks": router.index.blocks(model),
             "index_blocks_max": router.settings.index_blocks_max,
             "index_evictions_total": router.index.evicted_total(model),
+            "index_locations": router.index.locations,
+            "index_locations_max": router.index.locations_max,
+        }
+
+    def _audits(self) -> dict[str, Any]:
+        """How often digests were compared, and why streams were in doubt, since the start."""
+        counters = self._router.index.counters
+        return {
+            "digests_equal_total": counters.digests_equal_total,
+            "digests_differ_total": counters.digests_differ_total,
+            "degraded_total": dict(counters.degraded_total),
         }
 
     def _sources(self) -> list[dict[str, Any]]:
@@ -237,6 +248,7 @@ class Ingress:
                 "blocks": view.blocks,
                 "sequence": view.sequence,
                 "freshness": view.freshness.value,
+                "reason": view.reason,
             }
             for view in self._router.index.streams()
         ]

@@ -80,6 +80,20 @@ class IngressMetrics:
             "Distinct blocks in the router's index.",
             tag_keys=("model",),
         )
+        self._digests = _Totals(
+            Counter(
+                "headwater_directory_digests_total",
+                "Digests of writers compared with the router's index, by outcome.",
+                tag_keys=("model", "outcome"),
+            )
+        )
+        self._doubts = _Totals(
+            Counter(
+                "headwater_directory_degraded_total",
+                "Times that a writer's blocks stopped counting until its snapshot, by reason.",
+                tag_keys=("model", "reason"),
+            )
+        )
         self._in_flight = Gauge(
             "headwater_requests_in_flight",
             "Requests by the stage they are in.",
@@ -105,6 +119,11 @@ class IngressMetrics:
             self._fallbacks.set(model | {"reason": reason}, total)
         self._index_evictions.set(model, router.index.evicted_total(self._model))
         self._index_blocks.set(router.index.blocks(self._model), model)
+        counters = router.index.counters
+        self._digests.set(model | {"outcome": "equal"}, counters.digests_equal_total)
+        self._digests.set(model | {"outcome": "differs"}, counters.digests_differ_total)
+        for reason, total in counters.degraded_total.items():
+            self._doubts.set(model | {"reason": reason}, total)
         kinds = {
             "handover": flow.handovers_total,
             "resume": flow.resumes_total,

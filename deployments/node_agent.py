@@ -21,11 +21,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.agent_socket import folder_problem, socket_path
 from deployments.core_claims import CoreClaims
 from deployments.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
-from deployments.event_shipping import ASK_INTERVAL_S, Answer, EventShipping, Message
+from deployments.event_shipping import ASK_INTERVAL_S, Answer, EventShipping
 from deployments.listening import ListenSettings, listening_here
 from deployments.secret import read_secret
 from kvcache.agent import AgentServer
-from kvcache.events import encode
+from kvcache.events import Message, encode
 from kvcache.transport.server import PeerServer
 
 log = logging.getLogger("headwater.agent")
@@ -121,9 +121,9 @@ class NodeAgent:
         return found
 
     def _ship(self) -> None:
-        """Send event batches to the directory, and snapshots where it asks for one."""
+        """Send event batches and digests to the directory, and snapshots where it asks."""
         directory: Any = None
-        shipping = EventShipping(self._server.snapshot_events)
+        shipping = EventShipping(self._server.snapshot_events, self._server.audit)
         while True:
             self._news.wait(ASK_INTERVAL_S)
             time.sleep(SHIP_INTERVAL_S)  # a step's events in one message
@@ -149,7 +149,7 @@ class NodeAgent:
                 directory = None
 
     def _apply(self, directory: Any, messages: list[Message]) -> Answer:
-        """Send batches or snapshots. Raises RayError, TimeoutError."""
+        """Send messages. Raises RayError, TimeoutError."""
         frames = [encode(message) for message in messages]
         sent = directory.apply.remote(self._server.source, frames)
         answer: Answer = ray.get(sent, timeout=SHIP_TIMEOUT_S)

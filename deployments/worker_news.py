@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments import frames
+from deployments.event_shipping import log_changes
 from deployments.flow_types import AttemptTiming, Effect, KvReport
 from deployments.request_flow import RequestFlow
 from deployments.worker_views import EngineChange, WorkerViews
-from kvcache.directory_types import NeedResync
-from kvcache.events import ENGINE_PREFIX, EventBatch, Snapshot
+from kvcache.directory_types import Effect as DirectoryEffect
+from kvcache.directory_types import Feed, NeedResync
+from kvcache.events import ENGINE_PREFIX, EventBatch, Message, Snapshot, StreamDigest
 from router.route import Router
 
 TICK_S = 0.5
@@ -92,12 +94,17 @@ class WorkerNews:
         engine = self._views.heard(worker, load, now_s)
         return Heard(self._flow.worker_ready(now_s) if engine == "turns" else [], engine)
 
-    def cache_changed(self, change: EventBatch | Snapshot) -> bool:
-        """What the worker's own prefix cache holds. True: batches are missing, ask for all."""
+    def cache_changed(self, change: Message) -> bool:
+        """What the worker's own prefix cache holds. True: we know it wrongly, ask for all."""
         if isinstance(change, Snapshot):
-            self._router.apply_snapshot(change)
+            log_changes(self._router.apply_snapshot(change))
             return False  # where it did not help, unresolved() asks again, at its own pace
-        effects = self._router.apply_batch(change)
+        effects: Sequence[DirectoryEffect] = ()
+        if isinstance(change, StreamDigest):
+            effects = self._router.apply_digest(change)
+        elif isinstance(change, EventBatch):  # SourceModels is said by nodes' agents only
+            effects = self._router.apply_batch(change)
+        log_changes(effects)
         return any(isinstance(effect, NeedResync) for effect in effects)
 
     def _learn(self, worker: str, load: frames.Load, reports: dict[str, KvReport]) -> None:
@@ -117,6 +124,16 @@ class WorkerNews:
                 self._router.observe_load(worker, here, 1e3 * (report.load_s - report.pull_s))
             if report.pulled_blocks:
                 self._router.observe_pull(worker, report.pulled_blocks, 1e3 * report.pull_s)
+
+    # ---- the directory speaks -----------------------------------------------------------------
+
+    def directory_said(self, feed: Feed) -> None:
+        """What it answered to a follow with the index's cursor."""
+        log_changes(self._router.apply_feed(feed))
+
+    def directory_lost(self) -> None:
+        """It does not answer: what came from it counts no more."""
+        self._router.index.degrade_feed("directory lost")
 
     # ---- time passes ------------------------------------------------------------------------
 

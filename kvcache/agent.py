@@ -33,7 +33,7 @@ from kvcache.errors import (
     RegistrationRefused,
     UnknownModel,
 )
-from kvcache.events import EventBatch, Snapshot, slab_source
+from kvcache.events import EventBatch, Snapshot, SourceModels, StreamDigest, slab_source
 from kvcache.leases import Owner
 from kvcache.ledger import SlotLedger
 from kvcache.protocol import Hello, Refused, Reply, decode_request
@@ -131,6 +131,12 @@ class AgentServer:
         with self._lock:
             self._has_announced = False
             return [batch for arena in self._arenas.values() for batch in arena.drain_events()]
+
+    def audit(self) -> list[SourceModels | StreamDigest]:
+        """What the directory's picture of this node is compared with."""
+        with self._lock:
+            models = SourceModels(self.source, self.incarnation, tuple(self._arenas))
+            return [models, *(arena.audit() for arena in self._arenas.values())]
 
     def end_handoff(self, model: str, handoff: str) -> bool:
         """Ends a hand-off lease, as the ingress does on an abort. Raises UnknownModel."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
 from kvcache.errors import ProtocolError, RegistrationRefused
-from kvcache.events import EventBatch, Snapshot
+from kvcache.events import EventBatch, Snapshot, StreamDigest
 from kvcache.identity import Layout, Namespace
 from kvcache.journal import Journal
 from kvcache.leases import Owner
@@ -218,6 +218,10 @@ class Arena:
     def snapshot(self) -> Snapshot:
         """All published blocks now, with the number of the last batch that they include."""
         return self._journal.snapshot(self.table.published())
+
+    def audit(self) -> StreamDigest:
+        """Mutates: how many blocks are published now, and their digest, by the slot table."""
+        return self._journal.audit(*self.table.published_figures())
 
     def ledger(self, now_s: float) -> SlotLedger:
         """The running counts."""

@@ -208,7 +208,12 @@ class Connection:
                 waiter = self._waiting.pop(reply.request_id, None)
             if waiter is None:
                 raise ProtocolError(f"an answer to {reply.request_id}, which was not asked")
-            waiter.resolve(reply)
+            try:
+                waiter.resolve(reply)
+            except (ProtocolError, ValueError) as error:  # ValueError: a refusal of no known kind
+                # It waits no more among those that _end() fails.
+                waiter.fail(StoreUnavailable(f"the agent is lost: {error}"))
+                raise ProtocolError(str(error)) from error
 
     def _end(self, error: StoreUnavailable) -> None:
         with self._lock:

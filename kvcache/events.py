@@ -14,12 +14,16 @@ pickle; a block's name is vLLM's chained 32-byte block hash (see kvcache/identit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
+from typing import Final
 
 import msgspec
+import numpy as np
 
 SLAB_PREFIX = "slab:"
 ENGINE_PREFIX = "engine:"
+NAME_BYTES: Final = 32
+_MANY: Final = 32  # names from which on numpy is quicker
 
 
 class BlockStored(msgspec.Struct, frozen=True, array_like=True, tag="stored", gc=False):
@@ -60,13 +64,45 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
-    """All blocks that the stream held just after batch `sequence` (0: before the first batch)."""
+    """All blocks that the stream held just after batch `sequence` (0: before the first batch).
+
+    A directory that is short of memory leaves some out; how many, and their digest, says the rest.
+    """
 
     source: str
     incarnation: str
     sequence: int
     model: str
     hashes: tuple[bytes, ...]
+    left_out_blocks: int = 0
+    left_out_digest: int = 0
+
+
+class StreamDigest(msgspec.Struct, frozen=True, array_like=True, tag="digest"):
+    """How many blocks the stream held just after batch `sequence`, and their `digest`.
+
+    Figures of the writer's own books, not of the events that it wrote. `number` counts them up
+    within one incarnation: the same figures again are a later look, a repeated number is not.
+    """
+
+    source: str
+    incarnation: str
+    sequence: int
+    model: str
+    blocks: int
+    digest: int
+    number: int
+
+
+class SourceModels(msgspec.Struct, frozen=True, array_like=True, tag="models"):
+    """All models of which the source has a stream, in this life: any other's is gone."""
+
+    source: str
+    incarnation: str
+    models: tuple[str, ...]
+
+
+Message = EventBatch | Snapshot | StreamDigest | SourceModels
 
 
 def slab_source(node: str) -> str:
@@ -79,29 +115,37 @@ def engine_source(worker: str) -> str:
     return ENGINE_PREFIX + worker
 
 
-def encode(message: EventBatch | Snapshot) -> bytes:
-    """Encode one batch or snapshot as msgpack."""
+def encode(message: Message) -> bytes:
+    """Encode one message as msgpack."""
     return msgspec.msgpack.encode(message)
 
 
-def decode(frame: bytes) -> EventBatch | Snapshot:
+def decode(frame: bytes) -> Message:
     """Decode what `encode` made. Raises msgspec.DecodeError for anything else."""
     return _DECODER.decode(frame)
 
 
-_DECODER: msgspec.msgpack.Decoder[EventBatch | Snapshot] = msgspec.msgpack.Decoder(
-    EventBatch | Snapshot
-)
+_DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
-def digest(hashes: Iterable[bytes]) -> int:
+def digest(hashes: Collection[bytes]) -> int:
     """Digest of a set of block names: the XOR of their first 64 bits (0 for the empty set).
 
     Order does not matter, and one block is added or taken away by one XOR; the names are outputs of
     a cryptographic hash, so two different sets agree by chance once in 2**64. Compare it together
     with the number of blocks.
     """
+    if len(hashes) >= _MANY:
+        packed = b"".join(hashes)
+        if len(packed) == NAME_BYTES * len(hashes):
+            words = np.frombuffer(packed, "<u8")
+            return int(np.bitwise_xor.reduce(words[:: NAME_BYTES // 8]))
     total = 0
     for name in hashes:
-        total ^= int.from_bytes(name[:8], "little")
+        total ^= bits_of(name)
     return total
+
+
+def bits_of(name: bytes) -> int:
+    """What one block adds to a digest, or takes away."""
+    return int.from_bytes(name[:8], "little")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from kvcache.events import BlockEvent, EventBatch, Snapshot
+from kvcache.events import BlockEvent, EventBatch, Snapshot, StreamDigest
 
 BATCHES_MAX: Final = 1024
 EVENTS_PER_BATCH_MAX: Final = 4096
@@ -26,6 +26,7 @@ class Journal:
         self._incarnation = incarnation
         self._model = model
         self._sequence = 0
+        self._digests = 0
         self._batches: deque[EventBatch] = deque(maxlen=BATCHES_MAX)
 
     def __len__(self) -> int:
@@ -49,3 +50,16 @@ class Journal:
     def snapshot(self, hashes: tuple[bytes, ...]) -> Snapshot:
         """`hashes` must be the state after everything that was added."""
         return Snapshot(self._source, self._incarnation, self._sequence, self._model, hashes)
+
+    def audit(self, blocks: int, digest: int) -> StreamDigest:
+        """Mutates: numbers it. The figures must be of the state after everything that was added."""
+        self._digests += 1
+        return StreamDigest(
+            self._source,
+            self._incarnation,
+            self._sequence,
+            self._model,
+            blocks,
+            digest,
+            self._digests,
+        )

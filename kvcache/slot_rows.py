@@ -10,7 +10,7 @@ import math
 from collections import Counter
 
 from kvcache.blocks import BlockRef
-from kvcache.events import BlockEvent, BlockRemoved, BlockStored
+from kvcache.events import BlockEvent, BlockRemoved, BlockStored, bits_of, digest
 from kvcache.eviction import Entry, EvictionOrder
 from kvcache.leases import LeaseBook, Owner
 from kvcache.slot import Slot, SlotState
@@ -30,6 +30,7 @@ class SlotRows:
         self.states: Counter[SlotState] = Counter({SlotState.FREE: slots_total})
         self.fills: dict[int, None] = {}  # FILLING
         self.events: list[BlockEvent] = []
+        self.digest = 0  # of the PUBLISHED; kept apart from the events, to be compared with them
         self.touched: dict[int, None] = {}
         self._slots = [Slot() for _ in range(slots_total)]
         self._free = list(range(slots_total - 1, -1, -1))
@@ -108,6 +109,7 @@ class SlotRows:
         del self.fills[slot]
         self._order.child_added(row.parent)
         self._set(slot, SlotState.PUBLISHED)
+        self.digest ^= bits_of(row.hash)
         self.events.append(BlockStored(row.hash, row.parent, self.model))
 
     def quarantine(self, slot: int) -> None:
@@ -147,6 +149,7 @@ class SlotRows:
         """A published block loses its name; its parent may become a leaf."""
         row = self._slots[slot]
         del self.named[row.hash]
+        self.digest ^= bits_of(row.hash)
         self.events.append(BlockRemoved(row.hash))
         if self._order.child_removed(row.parent):
             parent = self.named.get(row.parent) if row.parent is not None else None
@@ -203,6 +206,8 @@ class SlotRows:
         fills = {s for s, row in enumerate(self._slots) if row.state is SlotState.FILLING}
         assert set(self.fills) == fills
         assert all(self._slots[slot].deadline_s >= self._fill_deadline_s for slot in fills)
+        published = [row.hash for row in self._slots if row.state is SlotState.PUBLISHED]
+        assert self.digest == digest(published)
         children = Counter(
             row.parent
             for row in self._slots

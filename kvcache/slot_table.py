@@ -70,6 +70,10 @@ class SlotTable:
         named = self._rows.named.items()
         return tuple(b for b, slot in named if self._rows.is_in(slot, SlotState.PUBLISHED))
 
+    def published_figures(self) -> tuple[int, int]:
+        """How many blocks are published, and their digest."""
+        return self._rows.states[SlotState.PUBLISHED], self._rows.digest
+
     def writes_of(self, connection: int) -> int:
         """How many slots this connection may still be writing to."""
         return len(self._rows.held_by(connection))

@@ -8,7 +8,8 @@ Gaps, duplicates, reordering and freshness are DirectoryCore's work (kvcache/dir
 of it, each model has one dict from block name to a bitmask of the sources that hold it. A walk
 keeps the mask of the sources that hold everything so far; a source's prefix ends where its bit
 falls out. The number of blocks per model is bounded: beyond, the clock hand goes over the blocks
-in the order of their coming and drops those that no match has touched since it last came by.
+in the order of their coming and drops those that no match has touched since it last came by. The
+number of (block, source) pairs is bounded too: beyond, the longest stream loses its oldest blocks.
 """
 
 from __future__ import annotations
@@ -21,14 +22,19 @@ from kvcache.directory import DirectoryCore
 from kvcache.directory_types import (
     Applied,
     Cursor,
+    DirectoryCounters,
     DirectorySettings,
     Effect,
     Feed,
     Freshness,
+    NeedResync,
+    SourceDropped,
+    StreamFreshness,
     StreamView,
 )
-from kvcache.events import EventBatch, Snapshot
+from kvcache.events import EventBatch, Snapshot, StreamDigest
 
+LOCATIONS_PER_BLOCK = 4
 _FEW_BITS = 8
 _EVICTED_SHARE = 256
 
@@ -46,15 +52,23 @@ class _ModelIndex:
 class PrefixIndex:
     """Blocks by name and source, for all models."""
 
-    def __init__(self, blocks_max: int) -> None:
-        """`blocks_max`: distinct blocks per model."""
+    def __init__(self, blocks_max: int, locations_max: int | None = None) -> None:
+        """`blocks_max`: distinct blocks per model. `locations_max`: blocks of all sources and
+        models, each counted once a source; by default four times as many.
+        """
         assert blocks_max > 0
         self._blocks_max = blocks_max
+        self.locations_max = locations_max or LOCATIONS_PER_BLOCK * blocks_max
         # The replica serves no replicas of its own, hence the shortest log.
-        self._core = DirectoryCore("replica", DirectorySettings(log_updates_max=1))
+        settings = DirectorySettings(
+            log_updates_max=1, log_names_max=0, blocks_max=self.locations_max
+        )
+        self._core = DirectoryCore("replica", settings)
         self._models: dict[str, _ModelIndex] = {}
         self._fed: set[str] = set()  # sources known through the directory's feed
         self.cursor: Cursor | None = None
+        self.wanted: dict[tuple[str, str], None] = {}
+        """Streams of the directory that we know wrongly: to be asked for with the next follow."""
 
     def apply(self, batch: EventBatch) -> tuple[Effect, ...]:
         """Take a batch straight from its writer (an engine's, over its link). Mutates."""
@@ -65,8 +79,17 @@ class PrefixIndex:
         effects = self._core.apply_snapshot(snapshot)
         return self._after(snapshot.source, snapshot.model, effects)
 
-    def apply_feed(self, feed: Feed) -> None:
-        """Take what the directory answered to `events_since(index.cursor)`. Mutates."""
+    def apply_digest(self, told: StreamDigest) -> tuple[Effect, ...]:
+        """Compare with the figures of a writer. Mutates."""
+        return self._after(told.source, told.model, self._core.apply_digest(told))
+
+    def apply_feed(self, feed: Feed) -> tuple[Effect, ...]:
+        """Take what the directory answered to `events_since(index.cursor)`. Mutates.
+
+        What was wanted is on its way, in this feed or a later one.
+        """
+        self.wanted.clear()
+        changes: list[Effect] = []
         if feed.restart:
             for source in sorted(self._fed):
                 self.drop_source(source)
@@ -74,14 +97,25 @@ class PrefixIndex:
         for update in feed.updates:
             effects = self._core.apply_update(update)
             self._fed.add(update.source)
-            for model in self._models_of(update.source, getattr(update, "model", None)):
+            for model in self._models_of(update.source, update.model):
                 self._after(update.source, model, effects)
+            if isinstance(update, SourceDropped):
+                self._forget_bits(update.source)
+            changes += effects
+            if not isinstance(update, StreamFreshness):  # else the directory itself asks
+                self._want(effects)
         self.cursor = feed.cursor
+        return tuple(changes)
+
+    def _want(self, effects: tuple[Effect, ...]) -> None:
+        for effect in effects:
+            if isinstance(effect, NeedResync):
+                self.wanted[effect.source, effect.model] = None
 
     def degrade(self, source: str, reason: str) -> tuple[Effect, ...]:
         """Stop counting a source until its next snapshot. Mutates."""
         effects = self._core.degrade(source, reason)
-        for model in self._models_of(source, None):
+        for model in self._models_of(source):
             self._refresh(source, model)
         return effects
 
@@ -93,6 +127,7 @@ class PrefixIndex:
         for source in sorted(self._fed):
             self.degrade(source, reason)
         self.cursor = None
+        self.wanted.clear()
 
     def drop_source(self, source: str) -> tuple[Effect, ...]:
         """Forget a source that is gone for good. Mutates."""
@@ -100,12 +135,16 @@ class PrefixIndex:
         for effect in effects:
             if isinstance(effect, Applied):
                 self._index(effect)
-        for index in self._models.values():
-            bit = index.bits.pop(source, None)
-            if bit is not None:
+        self._forget_bits(source)
+        return effects
+
+    def _forget_bits(self, source: str) -> None:
+        """Of models of which the source has no stream any more."""
+        for model, index in self._models.items():
+            if source in index.bits and self._core.freshness(source, model) is None:
+                bit = index.bits.pop(source)
                 del index.names[bit]
                 index.exact &= ~(1 << bit)
-        return effects
 
     def match(self, model: str, hashes: Sequence[bytes]) -> dict[str, int]:
         """Blocks of `hashes` held from block 0 on without a hole, per exact source (none: absent).
@@ -159,6 +198,16 @@ class PrefixIndex:
         index = self._models.get(model)
         return 0 if index is None else index.evicted_total
 
+    @property
+    def locations(self) -> int:
+        """Blocks of all sources and models, each counted once a source."""
+        return self._core.blocks
+
+    @property
+    def counters(self) -> DirectoryCounters:
+        """What happened to the streams, those that came from the directory included."""
+        return self._core.counters
+
     def validate(self) -> None:
         """Check the index against the streams. Raises AssertionError; walks everything."""
         self._core.validate()
@@ -177,8 +226,8 @@ class PrefixIndex:
             assert not index.exact & ~sum(1 << bit for bit in index.names), model
             assert index.names == {bit: source for source, bit in index.bits.items()}
 
-    def _models_of(self, source: str, model: str | None) -> list[str]:
-        if model is not None:
+    def _models_of(self, source: str, model: str = "") -> list[str]:
+        if model:
             return [model]
         return [name for name, index in self._models.items() if source in index.bits]
 

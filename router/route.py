@@ -14,7 +14,14 @@ from __future__ import annotations
 from zlib import crc32
 
 from kvcache.directory_types import Effect, Feed
-from kvcache.events import ENGINE_PREFIX, EventBatch, Snapshot, engine_source, slab_source
+from kvcache.events import (
+    ENGINE_PREFIX,
+    EventBatch,
+    Snapshot,
+    StreamDigest,
+    engine_source,
+    slab_source,
+)
 from router.choice import Choice, Worker, choose, ttft_ms
 from router.cost import CostModel
 from router.decision import Decision, Reason, RouteRequest
@@ -123,9 +130,13 @@ class Router:
         """Take a snapshot from its writer."""
         return self.index.apply_snapshot(snapshot) if self._is_heard(snapshot.source) else ()
 
-    def apply_feed(self, feed: Feed) -> None:
+    def apply_digest(self, told: StreamDigest) -> tuple[Effect, ...]:
+        """Compare with a writer's figures; NeedResync as with batches."""
+        return self.index.apply_digest(told) if self._is_heard(told.source) else ()
+
+    def apply_feed(self, feed: Feed) -> tuple[Effect, ...]:
         """Take the directory's answer to `events_since(router.index.cursor)`."""
-        self.index.apply_feed(feed)
+        return self.index.apply_feed(feed)
 
     # Load and samples
 

@@ -6,10 +6,16 @@ A fault never calls production logic; it kills, stops, cuts, delays, loses, doub
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvcache.agent_session import SessionState
+from kvcache.directory import DirectoryCore
+from kvcache.directory_stream import Stream
+from kvcache.directory_types import Applied
+from kvcache.events import bits_of
 from kvcache.slot import SlotState
+from router.prefix_index import PrefixIndex
 from tests.simulation.scenario import HEAL_S, Fault
 from tests.simulation.virtual_time import Process
 
@@ -27,6 +33,9 @@ class Faults:
         self._world = world
         self.counts: Counter[str] = Counter()
         self.flipped: set[tuple[str, int, int]] = set()  # incarnation, slot, generation
+        self.corrupted_cores: list[DirectoryCore] = []
+        self._corrupted: list[Stream] = []  # and not found out yet
+        self._told_wrongly: set[str] = set()  # sources, by the directory
         self._paused: list[Process] = []
         self._is_healed = False
 
@@ -57,6 +66,9 @@ class Faults:
         if "drop_batches" in kinds and len(messages) > 1 and rng.random() < 0.3:
             self.counts["drop_batches"] += 1  # the journal was full: the oldest are gone
             messages = messages[rng.randrange(1, len(messages)) :]
+        if "lose_tails" in kinds and len(messages) > 1 and rng.random() < 0.3:
+            self.counts["lose_tails"] += 1
+            messages = messages[: rng.randrange(1, len(messages))]
         if "double_batches" in kinds and rng.random() < 0.3:
             self.counts["double_batches"] += 1
             messages = [*messages, *messages[: rng.randrange(1, len(messages) + 1)]]
@@ -239,6 +251,54 @@ class Faults:
                 self.flipped.add((agent.incarnation, slot, rows[slot].generation))
                 return True
         return False
+
+    def _corrupt_directory(self, fault: Fault) -> bool:
+        directory = self._world.directory
+        return directory is not None and self._corrupt(directory.core, None, fault)
+
+    def _corrupt_replica(self, fault: Fault) -> bool:
+        ingress = self._pick([i for i in self._world.ingresses if i.process.alive], fault)
+        if ingress is None:
+            return False
+        index = ingress.router.index
+        return self._corrupt(index._core, index, fault)
+
+    def _corrupt(self, core: DirectoryCore, index: PrefixIndex | None, fault: Fault) -> bool:
+        """A set of blocks has one too few, or one that its writer does not have."""
+        stream = self._pick([s for s in core._streams.values() if s.is_exact and s.hashes], fault)
+        if stream is None:
+            return False
+        is_full = index is not None and index.blocks(stream.model) >= index._blocks_max
+        if fault.target % 2 or is_full:
+            name = sorted(stream.hashes)[fault.number % len(stream.hashes)]
+            del stream.hashes[name]
+            change = Applied(stream.source, stream.model, (), (name,))
+            core._blocks -= 1
+        else:
+            name = blake2b(f"nobody's {fault.number}".encode(), digest_size=32).digest()
+            stream.hashes[name] = None
+            change = Applied(stream.source, stream.model, (name,), ())
+            core._blocks += 1
+        stream.digest ^= bits_of(name)
+        if index is not None:
+            index._index(change)
+        self.corrupted_cores.append(core)
+        if index is None:
+            self._told_wrongly.add(stream.source)
+        self._corrupted.append(stream)
+        return True
+
+    def is_excused(self, stream: Stream, *, is_right: bool) -> bool:
+        """Whether a stream is right, or was corrupted and not found out since.
+
+        An ingress that comes meanwhile has it from the directory, which tells it too when it finds
+        out.
+        """
+        if is_right:
+            self._corrupted = [known for known in self._corrupted if known is not stream]
+            return True
+        was_told_wrongly = stream.source in self._told_wrongly
+        return was_told_wrongly or any(known is stream for known in self._corrupted)
 
     def _stale_publish(self, fault: Fault) -> bool:
         """A thread of a worker wakes late, and publishes under a right that is its no longer.

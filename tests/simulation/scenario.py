@@ -30,8 +30,10 @@ PROCESS_FAULTS = (
     "slow_agent",
     "slow_loads",
     "stale_publish",
+    "corrupt_directory",
+    "corrupt_replica",
 )
-WEATHER = ("lose_shipments", "drop_batches", "double_batches", "reorder_batches")
+WEATHER = ("lose_shipments", "drop_batches", "lose_tails", "double_batches", "reorder_batches")
 CLIENT_KINDS = ("cancel", "stop_string")
 TIGHT = ("tiny_slab", "tiny_engine", "tiny_queue", "skewed_clocks", "one_worker_of_a_role")
 KINDS = (*PROCESS_FAULTS, *WEATHER, *CLIENT_KINDS, *TIGHT)
@@ -41,6 +43,8 @@ DISTURBING = frozenset(PROCESS_FAULTS) - {
     "flip_bits",
     "slow_agent",
     "stale_publish",
+    "corrupt_directory",
+    "corrupt_replica",
 }
 
 

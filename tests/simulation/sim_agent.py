@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from deployments.event_shipping import ASK_INTERVAL_S, Answer, EventShipping, take_shipment
+from deployments.event_shipping import ASK_INTERVAL_S, Answer, DirectoryIntake, EventShipping
 from kvcache.agent import AgentServer
 from kvcache.agent_peers import Peers
 from kvcache.agent_session import SessionState
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import DirectorySettings, Feed
-from kvcache.events import EventBatch, Snapshot, slab_source
+from kvcache.events import Message, slab_source
 from tests.simulation.network import Calls, Network, SimSocket
 from tests.simulation.virtual_time import Process
 
@@ -27,6 +27,9 @@ ORPHAN_TTL_S = 0.4  # 2 s in production
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 1.0  # 5 s in production
 FOLLOW_WAIT_S = 2.0  # 10 s in production
+AUDIT_INTERVAL_S = 0.4  # 5 s in production
+SILENT_S = 1.5  # 10 s in production
+GONE_S = 2.5  # 120 s in production
 
 
 class _Selector:
@@ -156,7 +159,7 @@ class SimShipper:
         self._calls = calls
         self._directory = directory
         self._weather = weather
-        self._shipping = EventShipping(agent.snapshot_events)
+        self._shipping = EventShipping(agent.snapshot_events, agent.audit, AUDIT_INTERVAL_S)
         self._is_due = False
         self._is_busy = False
         agent._on_events = self._news
@@ -239,18 +242,23 @@ class SimDirectory:
     def __init__(self, process: Process, epoch: str, settings: DirectorySettings) -> None:
         self.process = process
         self.core = DirectoryCore(epoch, settings)
+        self._intake = DirectoryIntake(self.core, SILENT_S, GONE_S)
         self._followers: list[tuple[Any, Callable[[Feed], None]]] = []
 
-    def apply(self, source: str, messages: list[EventBatch | Snapshot]) -> Answer:
+    def apply(self, source: str, messages: list[Message]) -> Answer:
         """One agent's shipment."""
-        answered = take_shipment(self.core, source, messages)
+        answered = self._intake.take(source, messages, self.process.clock())
         followers, self._followers = self._followers, []
         for cursor, answer in followers:
             answer(self.core.events_since(cursor))
         return answered
 
-    def follow(self, cursor: Any, answer: Callable[[Feed], None]) -> None:
+    def follow(
+        self, cursor: Any, wanted: list[tuple[str, str]], answer: Callable[[Feed], None]
+    ) -> None:
         """At once if there is news, else when there is, or after a while."""
+        for source, model in wanted:
+            self.core.tell_again(source, model)
         feed = self.core.events_since(cursor)
         if feed.updates or feed.restart:
             answer(feed)
@@ -262,4 +270,5 @@ class SimDirectory:
     def _enough(self, entry: tuple[Any, Callable[[Feed], None]]) -> None:
         if any(known is entry for known in self._followers):
             self._followers = [known for known in self._followers if known is not entry]
+            self._intake.look(self.process.clock())
             entry[1](self.core.events_since(entry[0]))

@@ -320,14 +320,14 @@ class SimIngress:
     def _follow(self) -> None:
         """As EngineClient._follow_directory."""
         directory = self._directory()
-        cursor = self.router.index.cursor
+        cursor, wanted = self.router.index.cursor, list(self.router.index.wanted)
         is_over = False
 
         def answered(feed: Feed) -> None:
             nonlocal is_over
             if not is_over:
                 is_over = True
-                self.router.apply_feed(feed)
+                self.news.directory_said(feed)
                 self.is_changed = True
                 self.process.at(0.0, "follow", self._follow)
 
@@ -335,7 +335,7 @@ class SimIngress:
             nonlocal is_over
             if not is_over:
                 is_over = True
-                self.router.index.degrade_feed("directory lost")
+                self.news.directory_lost()
                 self.is_changed = True
                 self.process.at(self._reconnect_s, "follow", self._follow)
 
@@ -348,7 +348,7 @@ class SimIngress:
             self.process,
             None if directory is None else directory.process,
             "follow",
-            lambda answer: directory.follow(cursor, answer) if directory else None,
+            lambda answer: directory.follow(cursor, wanted, answer) if directory else None,
             answered,
             lost,
         )

@@ -59,6 +59,9 @@ class _Inbox:
 class SimEngineLoop(EngineLoop):
     """The production loop, turned by events."""
 
+    audit_interval_s = 0.5  # 5 s in production
+    audit_busy_interval_s = 0.7  # 60 s in production
+
     def __init__(
         self,
         worker: str,
@@ -74,6 +77,8 @@ class SimEngineLoop(EngineLoop):
         self._inbox = _Inbox(wake)  # type: ignore[assignment]
         self._attempts = {}
         self._event_sequence = 0
+        self._digests = 0
+        self._audited_s = clock()
         self._step_ms = 0.0
         self._batch = 0
         self._step_tokens = 0

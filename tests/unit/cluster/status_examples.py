@@ -72,9 +72,12 @@ def status(**changes: Any) -> dict[str, Any]:
         "directory": {
             "heard_age_s": 0.31,
             "sources": [
-                {"source": f"slab:{NODE}", "blocks": 44, "freshness": "exact"},
-                {"source": "engine:decode-1", "blocks": 8, "freshness": "exact"},
+                {"source": f"slab:{NODE}", "blocks": 44, "freshness": "exact", "reason": ""},
+                {"source": "engine:decode-1", "blocks": 8, "freshness": "exact", "reason": ""},
             ],
+            "digests_equal_total": 31,
+            "digests_differ_total": 1,
+            "degraded_total": {"gap": 2, "digest": 1},
         },
         "admission": {"in_flight": 4, "limit": 40, "slots": 32, "refused_total": 6},
         "degraded": [],

@@ -90,13 +90,25 @@ def test_requests_queue_cache_and_directory_have_a_line_each() -> None:
     assert "Cached: 25 % of 400 prompt tokens; in the last minute - of 0." in told
     assert "Hand-overs 9, resumes 2, role fallbacks 0." in told
     assert f"Directory: heard 0.3 s ago; slab:{NODE[:8]} 44 blocks exact, engine:decode-1" in told
+    assert "; digests 31 equal, 1 different; in doubt: 1 digest, 2 gap." in told
+
+
+def test_a_writer_in_doubt_is_told_with_its_reason() -> None:
+    source = {"source": "engine:d1", "blocks": 8, "freshness": "degraded", "reason": "digest"}
+    known = status()["directory"] | {"sources": [source], "degraded_total": {}}
+    told = "\n".join(drawn(directory=known))
+    assert "engine:d1 8 blocks degraded (digest); digests 31 equal" in told
+    assert "in doubt: never." in told
 
 
 def test_a_directory_that_is_not_heard_and_degradations_are_told() -> None:
     told = "\n".join(
-        drawn(directory={"heard_age_s": None, "sources": []}, degraded=["it rains", "it pours"])
+        drawn(
+            directory=status()["directory"] | {"heard_age_s": None, "sources": []},
+            degraded=["it rains", "it pours"],
+        )
     )
-    assert "Directory: not heard from; no blocks yet." in told
+    assert "Directory: not heard from; no blocks yet; digests" in told
     assert "Degraded: it rains" in told and "Degraded: it pours" in told
 
 

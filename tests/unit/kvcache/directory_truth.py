@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from kvcache.events import BlockEvent, BlockRemoved, BlockStored, Cleared, EventBatch, Snapshot
+from kvcache.events import (
+    BlockEvent,
+    BlockRemoved,
+    BlockStored,
+    Cleared,
+    EventBatch,
+    Snapshot,
+    StreamDigest,
+    digest,
+)
 
 
 def block(n: int) -> bytes:
@@ -22,6 +31,7 @@ class Writer:
     life: int = 1
     sequence: int = 0
     held: set[bytes] = field(default_factory=set)
+    digests: int = 0
 
     def batch(self, *events: BlockEvent) -> EventBatch:
         for event in events:
@@ -47,6 +57,12 @@ class Writer:
         self.life += 1
         self.sequence = 0
         self.held = set()
+
+    def audit(self) -> StreamDigest:
+        self.digests += 1
+        figures = (len(self.held), digest(self.held))
+        life = f"life-{self.life}"
+        return StreamDigest(self.source, life, self.sequence, self.model, *figures, self.digests)
 
     def snapshot(self) -> Snapshot:
         held = tuple(sorted(self.held))

@@ -17,7 +17,7 @@ from kvcache.directory_types import (
     FreshnessChanged,
     NeedResync,
 )
-from kvcache.events import BlockStored, EventBatch, Snapshot, digest
+from kvcache.events import BlockStored, EventBatch, Message, Snapshot, SourceModels
 from tests.unit.kvcache.directory_truth import Writer, block
 
 
@@ -167,44 +167,11 @@ def test_cleared_empties_one_stream_and_no_other(core: DirectoryCore) -> None:
     assert core.holds("engine:1", "n", block(1))
 
 
-def test_a_digest_that_differs_is_found_and_only_a_snapshot_mends_it(core: DirectoryCore) -> None:
-    writer = Writer("slab:a")
-    core.apply(writer.store(1, 2))
-
-    def agrees(held: set[bytes]) -> bool | None:
-        figures = {"blocks": len(held), "digest": digest(held)}
-        return core.agrees("slab:a", "m", incarnation="life-1", sequence=1, **figures)
-
-    assert agrees(writer.held) is True
-    assert agrees({block(1)}) is False
-    core.degrade("slab:a", "digest")
-    assert agrees(writer.held) is None
-    assert core.apply(writer.store(3)) == ()
-    assert core.freshness("slab:a", "m") is Freshness.DEGRADED
-    core.apply_snapshot(writer.snapshot())
-    assert core.freshness("slab:a", "m") is Freshness.EXACT
-
-
 def test_a_dropped_source_takes_its_blocks_along(core: DirectoryCore) -> None:
     writer = Writer("slab:a")
     core.apply(writer.store(1))
     assert core.drop_source("slab:a") == (Applied("slab:a", "m", (), (block(1),)),)
     assert core.streams() == ()
-
-
-def test_memory_stays_within_its_bounds() -> None:
-    bounds = DirectorySettings(log_updates_max=4, pending_batches_max=3, stream_blocks_max=5)
-    core = DirectoryCore("epoch-1", bounds)
-    writer = Writer("slab:a")
-    for n in range(20):
-        core.apply(writer.store(n))
-    assert core.hashes("slab:a", "m") == tuple(block(n) for n in range(15, 20))
-    assert core.counters.blocks_forgotten_total == 15
-    writer.store(99)
-    for n in range(30, 40):
-        core.apply(writer.store(n))
-    assert core.counters.batches_pending_dropped_total == 7
-    core.validate()
 
 
 def test_a_replica_follows_the_log_and_restarts_when_it_fell_out_of_it() -> None:
@@ -264,7 +231,7 @@ class LossyDelivery(RuleBasedStateMachine):
         self.replica = DirectoryCore("replica")
         self.cursor: Cursor | None = None
         self.writers = [Writer("slab:a"), Writer("engine:w"), Writer("slab:a", model="n")]
-        self.wire: list[EventBatch | Snapshot] = []
+        self.wire: list[Message] = []
 
     @rule(w=st.integers(0, 2), blocks=st.lists(st.integers(0, 6), max_size=3))
     def store(self, w: int, blocks: list[int]) -> None:
@@ -285,6 +252,10 @@ class LossyDelivery(RuleBasedStateMachine):
     @rule(w=st.integers(0, 2))
     def send_snapshot(self, w: int) -> None:
         self.wire.append(self.writers[w].snapshot())
+
+    @rule(w=st.integers(0, 2))
+    def send_digest(self, w: int) -> None:
+        self.wire.append(self.writers[w].audit())
 
     @precondition(lambda self: self.wire)
     @rule(place=st.integers(0, 100), fate=st.sampled_from(["deliver", "double", "lose"]))
@@ -334,15 +305,13 @@ class LossyDelivery(RuleBasedStateMachine):
             held = set(self.replica.hashes(view.source, view.model))
             assert held == set(self.core.hashes(view.source, view.model))
 
-    def receive(self, message: EventBatch | Snapshot) -> None:
+    def receive(self, message: Message) -> None:
+        assert not isinstance(message, SourceModels)
         before = {
             v.source + v.model: set(self.core.hashes(v.source, v.model))
             for v in self.core.streams()
         }
-        if isinstance(message, EventBatch):
-            effects = self.core.apply(message)
-        else:
-            effects = self.core.apply_snapshot(message)
+        effects = self.core.receive(message)
         held = before.get(message.source + message.model, set())
         for effect in effects:
             if isinstance(effect, Applied):
@@ -355,6 +324,11 @@ class LossyDelivery(RuleBasedStateMachine):
     def is_consistent(self) -> None:
         self.core.validate()
         self.replica.validate()
+
+    @invariant()
+    def no_digest_raises_a_false_alarm(self) -> None:
+        assert self.core.counters.digests_differ_total == 0
+        assert self.replica.counters.digests_differ_total == 0
 
     @invariant()
     def exact_means_equal_to_what_the_writer_held_then(self) -> None:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import DirectorySettings, NeedResync
-from kvcache.events import EventBatch, Snapshot
+from kvcache.events import EventBatch, Snapshot, StreamDigest
 from router.prefix_index import PrefixIndex, _bits
 from tests.unit.kvcache.directory_truth import Writer, block
 
@@ -129,7 +129,7 @@ class IndexUnderFaults(RuleBasedStateMachine):
         self.epoch = 1
         self.engines = [Writer("engine:1"), Writer("engine:2")]
         self.slab = Writer("slab:a")
-        self.wire: list[EventBatch | Snapshot] = []
+        self.wire: list[EventBatch | Snapshot | StreamDigest] = []
 
     @rule(w=st.integers(0, 2), blocks=st.lists(st.integers(0, 5), max_size=3))
     def store(self, w: int, blocks: list[int]) -> None:
@@ -142,6 +142,10 @@ class IndexUnderFaults(RuleBasedStateMachine):
     @rule(w=st.integers(0, 2))
     def restart(self, w: int) -> None:
         [*self.engines, self.slab][w].restart()
+
+    @rule(w=st.integers(0, 2))
+    def send_digest(self, w: int) -> None:
+        self.wire.append([*self.engines, self.slab][w].audit())
 
     @precondition(lambda self: self.wire)
     @rule(place=st.integers(0, 100), lost=st.booleans())
@@ -191,16 +195,23 @@ class IndexUnderFaults(RuleBasedStateMachine):
                 expected[writer.source] = length
         assert self.index.match("m", prompt) == expected
 
-    def receive(self, message: EventBatch | Snapshot) -> None:
+    def receive(self, message: EventBatch | Snapshot | StreamDigest) -> None:
         target = self.core if message.source == self.slab.source else self.index
         if isinstance(message, EventBatch):
             target.apply(message)
+        elif isinstance(message, StreamDigest):
+            target.apply_digest(message)
         else:
             target.apply_snapshot(message)
 
     @invariant()
     def is_consistent(self) -> None:
         self.index.validate()
+
+    @invariant()
+    def no_digest_raises_a_false_alarm(self) -> None:
+        assert self.index.counters.digests_differ_total == 0
+        assert self.core.counters.digests_differ_total == 0
 
 
 TestIndexUnderFaults = IndexUnderFaults.TestCase
