@@ -59,10 +59,12 @@ class Directory:
         place = None if cursor is None else msgspec.msgpack.decode(cursor, type=Cursor)
         feed = self._core.events_since(place)
         if not feed.updates and not feed.restart:
+            # Where no agent is left, nobody else comes by to look for silent ones.
+            look_s = self._intake.next_look_s(time.monotonic())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s), self._news:
+                async with asyncio.timeout(min(wait_s, look_s)), self._news:
                     await self._news.wait()
-            self._intake.look(time.monotonic())  # where no agent is left, nobody else comes by
+            self._intake.look(time.monotonic())
             feed = self._core.events_since(place)
         return msgspec.msgpack.encode(feed)
 

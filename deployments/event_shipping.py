@@ -8,6 +8,7 @@ was lost.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 from kvcache.directory import DirectoryCore
@@ -22,6 +23,7 @@ Answer = tuple[str, list[str]]
 ASK_INTERVAL_S = 1.0  # whether the directory misses anything, when there is nothing to tell
 AUDIT_INTERVAL_S = 5.0  # between two digests of a writer
 SILENT_S = 10.0  # a source that asks nothing for so long may be gone: its blocks count no more
+LOOK_MARGIN_S = 0.05
 GONE_S = 120.0  # and then they are forgotten; if it comes back, it tells all
 
 
@@ -101,6 +103,13 @@ class DirectoryIntake:
         self.look(now_s)
         need = sorted({need.model for need in core.unresolved() if need.source == source})
         return core.epoch, need
+
+    def next_look_s(self, now_s: float) -> float:
+        """In how many seconds look() may have something to do; infinite where it cannot."""
+        bounds_s = (self._silent_s, self._gone_s)
+        ages_s = [now_s - heard_s for heard_s in self._heard_s.values()]
+        left_s = (bound_s - age_s for age_s in ages_s for bound_s in bounds_s)
+        return min((s for s in left_s if s >= 0), default=math.inf) + LOOK_MARGIN_S
 
     def look(self, now_s: float) -> None:
         """Stop counting what silent agents hold, and forget those that are gone. Mutates."""

@@ -77,6 +77,16 @@ class Faults:
             messages = rng.sample(messages, len(messages))
         return messages
 
+    def late_s(self) -> float | None:
+        """How long after its time-out a shipment arrives; None: it is in time."""
+        world = self._world
+        if self._is_healed or "late_shipments" not in world.scenario.kinds:
+            return None
+        if world.rng.random() > 0.1:
+            return None
+        self.counts["late_shipments"] += 1
+        return world.rng.uniform(0.0, 0.8)
+
     # ---- processes ------------------------------------------------------------------------------
 
     def _kill_worker(self, fault: Fault) -> bool:

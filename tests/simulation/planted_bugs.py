@@ -111,14 +111,14 @@ MUTANTS = (
     Mutant(
         "a gap in the batches is ignored",
         "kvcache.directory:DirectoryCore.apply",
-        " and batch.sequence == stream.sequence + 1:\n        return (self._take",
-        ":\n        return (self._take",
+        " and batch.sequence == stream.sequence + 1:\n        return (*self._take",
+        ":\n        return (*self._take",
     ),
     Mutant(
         "an old batch is applied again",
         "kvcache.directory:DirectoryCore.apply",
         "self.counters.batches_duplicate_total += 1\n        return ()",
-        "return (self._take(stream, batch),)",
+        "return tuple(self._take(stream, batch))",
     ),
     Mutant(
         "another incarnation is taken for the same",
@@ -128,21 +128,15 @@ MUTANTS = (
     ),
     Mutant(
         "a snapshot adds to what was there",
-        "kvcache.directory:DirectoryCore._replace",
-        "stream.hashes = dict.fromkeys(snapshot.hashes)",
-        "stream.hashes = {**before, **dict.fromkeys(snapshot.hashes)}",
+        "kvcache.directory_stream:Stream.replace",
+        "self.hashes, dict.fromkeys(snapshot.hashes)",
+        "self.hashes, {**self.hashes, **dict.fromkeys(snapshot.hashes)}",
     ),
     Mutant(
         "a replica skips an update",
-        "kvcache.directory:DirectoryCore.events_since",
-        "islice(self._log, start, start + updates_max)",
-        "islice(self._log, start + (len(self._log) > start + 1), start + updates_max)",
-    ),
-    Mutant(
-        "a directory that started anew is not noticed",
-        "deployments.event_shipping:EventShipping.resync",
-        "self._epoch is not None and epoch != self._epoch",
-        "False",
+        "kvcache.directory_log:UpdateLog.since",
+        "islice(self._updates, start, start + updates_max)",
+        "islice(self._updates, start + (len(self._updates) > start + 1), start + updates_max)",
     ),
     Mutant(
         "removed blocks stay in the index",
@@ -161,6 +155,55 @@ MUTANTS = (
         "router.prefix_index:PrefixIndex._refresh",
         "freshness is Freshness.EXACT",
         "True",
+    ),
+    # Digests
+    Mutant(
+        "an eviction is left out of the slab's digest",
+        "kvcache.slot_rows:SlotRows._forget",
+        "self.digest ^= bits_of(row.hash)",
+        "pass",
+    ),
+    Mutant(
+        "a digest that differs is ignored",
+        "kvcache.directory:DirectoryCore._audit",
+        'return self._degrade(stream, "digest", needs_snapshot=True)',
+        "return ()",
+    ),
+    Mutant(
+        "a digest is compared wherever the stream is",
+        "kvcache.directory_stream:Stream.due_audit",
+        "is_here = told.sequence == self.sequence and ",
+        "is_here = ",
+    ),
+    Mutant(
+        "a lost last batch is not noticed by the digests",
+        "kvcache.directory:DirectoryCore.apply_digest",
+        "return () if last is None else",
+        "return () if True else",
+    ),
+    Mutant(
+        "replicas are not given the digests",
+        "kvcache.directory:DirectoryCore._audit",
+        "self._log.append(told)",
+        "pass",
+    ),
+    Mutant(
+        "a replica does not ask for what it knows wrongly",
+        "router.prefix_index:PrefixIndex._want",
+        "self.wanted[effect.source, effect.model] = None",
+        "pass",
+    ),
+    Mutant(
+        "the directory does not tell a stream again",
+        "kvcache.directory:DirectoryCore.tell_again",
+        "self._log.append(update)",
+        "pass",
+    ),
+    Mutant(
+        "an agent sends no digest after its first",
+        "deployments.event_shipping:EventShipping.shipment",
+        "is_due = self._audited_s is None or now_s - self._audited_s >= self._audit_interval_s",
+        "is_due = self._audited_s is None",
     ),
     # Router's load and admission
     Mutant(

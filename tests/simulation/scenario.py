@@ -33,7 +33,14 @@ PROCESS_FAULTS = (
     "corrupt_directory",
     "corrupt_replica",
 )
-WEATHER = ("lose_shipments", "drop_batches", "lose_tails", "double_batches", "reorder_batches")
+WEATHER = (
+    "lose_shipments",
+    "late_shipments",
+    "drop_batches",
+    "lose_tails",
+    "double_batches",
+    "reorder_batches",
+)
 CLIENT_KINDS = ("cancel", "stop_string")
 TIGHT = ("tiny_slab", "tiny_engine", "tiny_queue", "skewed_clocks", "one_worker_of_a_role")
 KINDS = (*PROCESS_FAULTS, *WEATHER, *CLIENT_KINDS, *TIGHT)

@@ -145,7 +145,11 @@ class SimAgent(AgentServer):
 
 
 class SimShipper:
-    """The agent's shipping thread. `weather(batches)` may lose, double or reorder them."""
+    """The agent's shipping thread.
+
+    weather(batches) may lose, double or reorder them; late_s(): how long a shipment is on its way,
+    longer than the agent waits.
+    """
 
     def __init__(
         self,
@@ -153,12 +157,14 @@ class SimShipper:
         calls: Calls,
         directory: Callable[[], SimDirectory | None],
         weather: Callable[[list[Any]], list[Any] | None],
+        late_s: Callable[[], float | None],
     ) -> None:
         self._agent = agent
         self._process = agent.process
         self._calls = calls
         self._directory = directory
         self._weather = weather
+        self._late_s = late_s
         self._shipping = EventShipping(agent.snapshot_events, agent.audit, AUDIT_INTERVAL_S)
         self._is_due = False
         self._is_busy = False
@@ -212,6 +218,11 @@ class SimShipper:
             self._process.at(SHIP_TIMEOUT_S, "shipment lost", lost)
             return
         source = self._agent.source
+        late_s = self._late_s()
+        if late_s is not None and directory is not None:  # it arrives, after all was told again
+            directory.process.at(SHIP_TIMEOUT_S + late_s, "late", directory.apply, source, sent)
+            self._process.at(SHIP_TIMEOUT_S, "shipment late", lost)
+            return
         number = self._calls.call(
             self._process,
             None if directory is None else directory.process,
@@ -265,7 +276,8 @@ class SimDirectory:
             return
         entry = (cursor, answer)
         self._followers.append(entry)
-        self.process.at(FOLLOW_WAIT_S, "follow ends", self._enough, entry)
+        look_s = self._intake.next_look_s(self.process.clock()) / self.process.rate
+        self.process.at(min(FOLLOW_WAIT_S, look_s), "follow ends", self._enough, entry)
 
     def _enough(self, entry: tuple[Any, Callable[[Feed], None]]) -> None:
         if any(known is entry for known in self._followers):

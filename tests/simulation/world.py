@@ -92,7 +92,9 @@ class World:
         slab_bytes = self.scenario.slots * SLOT_ALIGN_BYTES
         incarnation = f"i{self.rng.getrandbits(32):08x}"
         agent = SimAgent(process, self.network, node, incarnation, slab_bytes)
-        SimShipper(agent, self.calls, lambda: self.directory, self.faults.weather)
+        SimShipper(
+            agent, self.calls, lambda: self.directory, self.faults.weather, self.faults.late_s
+        )
         self.agents[node] = agent
 
     def add_directory(self) -> None:

@@ -11,7 +11,19 @@ from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
 from deployments.worker_news import STALL_TICKS, TICK_S, Heard, WorkerNews, kv_report
 from deployments.worker_views import WorkerViews
-from kvcache.events import BlockStored, EventBatch, Snapshot, engine_source
+from kvcache.directory import DirectoryCore
+from kvcache.events import (
+    BlockStored,
+    Cleared,
+    EventBatch,
+    Snapshot,
+    SourceModels,
+    StreamDigest,
+    digest,
+    engine_source,
+    slab_source,
+)
+from router.decision import RouteRequest
 from router.route import Router
 
 MODEL = "m"
@@ -135,6 +147,89 @@ def test_a_missed_batch_of_an_engine_asks_for_all_until_that_comes() -> None:
     assert ingress.news.unresolved() == ["d1"]
     assert not ingress.news.cache_changed(Snapshot(source, "1", 3, MODEL, (b"x" * 32,)))
     assert ingress.news.unresolved() == []
+
+
+PROMPT = tuple(bytes([n]) * 32 for n in range(1, 11))
+
+
+def decision(ingress: Ingress) -> Any:
+    return ingress.router.route(RouteRequest("r", MODEL, 325, PROMPT), 0.0)
+
+
+def test_an_engine_whose_digest_differs_is_asked_for_all_and_not_counted_on_meanwhile() -> None:
+    ingress = Ingress()
+    source = engine_source("d1")
+    stored = tuple(BlockStored(name, None, MODEL) for name in PROMPT)
+    ingress.news.cache_changed(EventBatch(source, "1", 1, MODEL, stored))
+    right = StreamDigest(source, "1", 1, MODEL, len(PROMPT), digest(PROMPT), 1)
+    assert not ingress.news.cache_changed(right)
+    known = decision(ingress)
+    assert (known.decode, known.prefill, known.cached_tokens) == ("d1", None, 320)
+    held = PROMPT[:4]  # it has evicted the others, and never said so
+    wrong = StreamDigest(source, "1", 1, MODEL, len(held), digest(held), 2)
+    assert ingress.news.cache_changed(wrong)
+    assert ingress.news.unresolved() == ["d1"]
+    by_load = decision(ingress)
+    assert (by_load.cached_tokens, by_load.prefix_information) == (0, "degraded")
+    assert ingress.router.fallbacks_total["engine_in_doubt"] == 1
+    assert not ingress.news.cache_changed(Snapshot(source, "1", 1, MODEL, held))
+    assert decision(ingress).prefix_information == "exact"
+    assert ingress.router.index.match(MODEL, PROMPT) == {source: 4}
+    assert ingress.router.index.counters.digests_differ_total == 1
+
+
+def test_a_worker_that_drops_its_whole_cache_is_looked_up_no_more() -> None:
+    # DIR-03: an index that ignores the reset points at blocks that are gone.
+    ingress = Ingress()
+    source = engine_source("d1")
+    stored = tuple(BlockStored(name, None, MODEL) for name in PROMPT)
+    ingress.news.cache_changed(EventBatch(source, "1", 1, MODEL, stored))
+    assert decision(ingress).cached_tokens == 320
+    assert not ingress.news.cache_changed(EventBatch(source, "1", 2, MODEL, (Cleared(MODEL),)))
+    assert ingress.router.index.match(MODEL, PROMPT) == {}
+    assert ingress.router.index.blocks(MODEL) == 0
+    assert decision(ingress).cached_tokens == 0
+    nothing = StreamDigest(source, "1", 2, MODEL, 0, 0, 1)
+    assert not ingress.news.cache_changed(nothing), "and its digest says the same"
+
+
+def test_a_restarted_engine_is_not_looked_up_for_what_its_last_life_held() -> None:
+    ingress = Ingress()
+    source = engine_source("d1")
+    stored = tuple(BlockStored(name, None, MODEL) for name in PROMPT)
+    ingress.news.cache_changed(EventBatch(source, "1", 1, MODEL, stored))
+    ingress.news.lost("d1", "gone", 0.0, is_member=True)
+    assert ingress.router.index.match(MODEL, PROMPT) == {}
+    ingress.news.joined(welcome("d1", "decode"), "a", 0.0)
+    ingress.news.cache_changed(Snapshot(source, "2", 0, MODEL, ()))
+    assert decision(ingress).cached_tokens == 0
+
+
+def test_what_this_ingress_knows_wrongly_of_a_slab_is_asked_of_the_directory_alone() -> None:
+    ingress = Ingress()
+    source, index = slab_source("a"), ingress.router.index
+    core = DirectoryCore("epoch-1")
+    ingress.news.directory_said(core.events_since(None))
+    stored = tuple(BlockStored(name, None, MODEL) for name in PROMPT)
+    core.apply(EventBatch(source, "1", 1, MODEL, stored))
+    ingress.news.directory_said(core.events_since(index.cursor))
+    index._core._streams[source, MODEL].digest ^= 1
+    core.apply_digest(StreamDigest(source, "1", 1, MODEL, len(PROMPT), digest(PROMPT), 1))
+    ingress.news.directory_said(core.events_since(index.cursor))
+    assert list(index.wanted) == [(source, MODEL)]
+    assert index.match(MODEL, PROMPT) == {}
+    assert ingress.news.unresolved() == [], "no worker is asked"
+    for wanted in index.wanted:
+        core.tell_again(*wanted)
+    ingress.news.directory_said(core.events_since(index.cursor))
+    assert index.match(MODEL, PROMPT) == {source: len(PROMPT)}
+    assert not index.wanted
+    index.validate()
+
+
+def test_a_worker_does_not_speak_for_a_node() -> None:
+    ingress = Ingress()
+    assert not ingress.news.cache_changed(SourceModels(engine_source("d1"), "2", ()))
 
 
 def test_an_unknown_key_in_a_report_is_left_out() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from kvcache import protocol
+from kvcache import connection, protocol
 from kvcache import store as store_module
 from kvcache.agent import HELLO_TIMEOUT_S, AgentServer
 from kvcache.errors import (
@@ -17,7 +19,16 @@ from kvcache.errors import (
     StaleBlock,
     StoreUnavailable,
 )
-from kvcache.protocol import FRAME_BYTES_MAX, LeasePrefix, Release, encode
+from kvcache.protocol import (
+    FRAME_BYTES_MAX,
+    Allocated,
+    LeasePrefix,
+    Published,
+    Release,
+    Reply,
+    decode_reply,
+    encode,
+)
 from kvcache.store import BlockStore
 from tests.unit.kvcache.conftest import TIMEOUT_S, Connect, FakeClock, eventually
 from tests.unit.kvcache.examples import (
@@ -108,11 +119,11 @@ def test_a_dropped_worker_that_lives_keeps_its_slots_until_its_socket_ends(
 ) -> None:
     store = BlockStore.connect(agent.socket_path, registration("w"), TIMEOUT_S)
     (grant,) = granted(store, chain(1))
-    connection = store._current()
+    current = store._current()
     with store.filling(grant) as slot:
         # The frame is refused, and the store learns of it while it still writes.
-        connection.tell(Release("k" * 300))
-        eventually(lambda: connection.is_lost, "the connection to be dropped")
+        current.tell(Release("k" * 300))
+        eventually(lambda: current.is_lost, "the connection to be dropped")
         slot[:] = 1
         assert agent.ledger(MODEL).quarantined == 1
         with pytest.raises(StaleBlock), store.filling(grant):
@@ -164,6 +175,32 @@ def test_a_lost_connection_serves_nothing_in_the_moment_before_it_is_given_up(
     with pytest.raises(StoreUnavailable):
         _ = store.slots
     connection._is_lost = False
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda reply: Published(reply.request_id, ()), "not an answer to Allocate"),
+        (lambda reply: Allocated(reply.request_id, (99,)), "99 is not a valid Refusal"),
+        (lambda reply: Allocated(reply.request_id, ()), "not an answer to Allocate"),
+    ],
+    ids=["of another kind", "a refusal of no known kind", "too short"],
+)
+def test_an_answer_that_does_not_fit_fails_its_request_at_once_and_ends_the_connection(
+    agent: AgentServer,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[Any], Reply],
+    says: str,
+) -> None:
+    store = connect("w")
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "decode_reply", lambda body: answer(decode_reply(body)))
+        with pytest.raises(StoreUnavailable, match=says):
+            store.allocate(chain(1), TTL_S).result(TIMEOUT_S)
+    eventually(lambda: store.connections_total > 1 and store.connected, "another connection")
+    publish(store, chain(1))
+    assert agent.alive
 
 
 def test_an_agent_that_does_not_answer_hello_is_no_agent(

@@ -114,6 +114,34 @@ def test_the_index_stays_within_its_bound_and_keeps_what_is_matched() -> None:
     index.validate()
 
 
+def test_blocks_counted_once_a_source_stay_within_a_bound_of_their_own() -> None:
+    index = PrefixIndex(blocks_max=1000, locations_max=40)
+    writers = [Writer(f"engine:{n}") for n in range(4)]
+    for n in range(0, 60, 5):
+        for writer in writers:
+            index.apply(writer.store(*range(n, n + 5)))
+            assert index.locations <= 40
+            index.validate()
+            assert index.apply_digest(writer.audit()) == (), "what is left out is no difference"
+    assert index.counters.blocks_forgotten_total == 4 * 60 - 40
+    assert len(index.match("m", names(*range(55, 60)))) >= 1
+
+
+def test_a_source_that_the_directory_drops_leaves_no_bit_behind(index: PrefixIndex) -> None:
+    core = DirectoryCore("epoch-1")
+    index.apply_feed(core.events_since(None))
+    core.apply(Writer("slab:a").store(1))
+    index.apply_feed(core.events_since(index.cursor))
+    core.degrade("slab:a", "silent")
+    index.apply_feed(core.events_since(index.cursor))
+    assert index.degraded("m") == ("slab:a",)
+    core.drop_source("slab:a")
+    index.apply_feed(core.events_since(index.cursor))
+    assert index.degraded("m") == ()
+    assert index.streams() == ()
+    assert index._models["m"].bits == {}
+
+
 def test_bits_of_short_and_long_masks() -> None:
     for bits in ([], [0], [3, 70], list(range(0, 300, 7))):
         assert list(_bits(sum(1 << bit for bit in bits))) == bits

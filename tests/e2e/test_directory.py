@@ -1,0 +1,114 @@
+"""What the router believes to be cached, through restarts of the directory and of workers.
+
+Against the slot table's own count and the engines' own hits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.client import complete
+from tests.e2e.conftest import START_TIMEOUT_S, Cluster
+from tests.e2e.corpus import BLOCK, prompt
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
+LEARNED_TIMEOUT_S = 60.0
+LONG = 12 * BLOCK
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def sources(cluster: Cluster, kind: str) -> list[dict[str, Any]]:
+    """What the ingress knows of slabs or engines, by source."""
+    known = cluster.status()["directory"]["sources"]
+    return [source for source in known if source["source"].startswith(kind)]
+
+
+def directory_pid(cluster: Cluster) -> int:
+    """Of the actor; it has the same raylet for a parent as a worker."""
+    worker = psutil.Process(cluster.worker("decode")["pid"])
+    raylet = worker.parent()
+    assert raylet is not None
+    (found,) = [c for c in raylet.children() if "::Directory" in " ".join(c.cmdline())]
+    return found.pid
+
+
+def slab_is_known(cluster: Cluster) -> bool:
+    """The ingress is sure of the slab, and has as many blocks of it as the slot table."""
+    (node,) = cluster.ledger()
+    if "scan" not in node:
+        return False
+    slabs = sources(cluster, "slab:")
+    return [(s["freshness"], s["blocks"]) for s in slabs] == [("exact", node["scan"]["published"])]
+
+
+def loaded_blocks(cluster: Cluster, trace: str) -> int:
+    return sum(a["kv"]["loaded_blocks"] for a in cluster.record(trace)["attempts"] if a["kv"])
+
+
+def test_a_restarted_directory_learns_all_blocks_again_while_requests_go_on(
+    cluster: Cluster,
+) -> None:
+    prefixes = [prompt(3 * BLOCK, 9100 + n) for n in range(4)]
+    for ids in prefixes:
+        complete(cluster, ids, max_tokens=4)
+    wait_until(lambda: slab_is_known(cluster), timeout_s=LEARNED_TIMEOUT_S, what="the slab")
+    before = cluster.status()["directory"]
+    old = directory_pid(cluster)
+    kill(old)
+    for n, ids in enumerate(prefixes):
+        body, _ = complete(cluster, ids + prompt(BLOCK, 9200 + n), max_tokens=4)
+        assert body["choices"][0]["token_ids"]
+
+    def is_back() -> bool:
+        known = cluster.status()["directory"]
+        lost = known["degraded_total"].get("directory lost", 0)
+        was_lost = lost > before["degraded_total"].get("directory lost", 0)
+        return was_lost and known["heard_age_s"] is not None and slab_is_known(cluster)
+
+    wait_until(is_back, timeout_s=LEARNED_TIMEOUT_S, what="all blocks known again")
+    assert directory_pid(cluster) != old
+    assert all(source["freshness"] == "exact" for source in sources(cluster, ""))
+    compared = cluster.status()["directory"]
+
+    def is_compared() -> bool:
+        now = cluster.status()["directory"]["digests_equal_total"]
+        return bool(now >= compared["digests_equal_total"] + 6)
+
+    wait_until(is_compared, timeout_s=LEARNED_TIMEOUT_S, what="digests of slab and engines")
+    assert cluster.status()["directory"]["digests_differ_total"] == 0
+    told = cluster.cli("status", "--once").stdout
+    assert " 0 different; in doubt: " in " ".join(told.split())
+
+
+def test_a_restarted_worker_finds_the_same_blocks_by_name_and_its_old_cache_is_forgotten(
+    cluster: Cluster,
+) -> None:
+    # DIR-01 and DIR-03: workers' hash seeds are random and differ; a cache ends with its engine.
+    ids = prompt(LONG, 9300)
+    first, _ = complete(cluster, ids, max_tokens=8, ignore_eos=True)
+    wait_until(lambda: slab_is_known(cluster), timeout_s=LEARNED_TIMEOUT_S, what="the slab")
+    victims = [cluster.worker(role) for role in ("decode", "prefill")]
+    for victim in victims:
+        kill(victim["pid"])
+    old = {f"engine:{victim['id']}" for victim in victims}
+
+    def are_forgotten() -> bool:
+        return not old & {source["source"] for source in sources(cluster, "engine:")}
+
+    wait_until(are_forgotten, timeout_s=5, what="the dead engines' blocks to vanish")
+    wait_until(cluster.is_ready, timeout_s=START_TIMEOUT_S, what="replacements")
+    assert {cluster.worker(role)["pid"] for role in ("decode", "prefill")}.isdisjoint(
+        victim["pid"] for victim in victims
+    )
+    again, trace = complete(cluster, ids, max_tokens=8, ignore_eos=True)
+    assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
+    assert loaded_blocks(cluster, trace) >= LONG // BLOCK - 1, "named as the dead ones named them"
