@@ -95,19 +95,19 @@ class Stream:
         added: dict[bytes, None] = {}
         removed: dict[bytes, None] = {}
         for event in batch.events:
-            if isinstance(event, BlockStored):
+            if type(event) is BlockStored:
                 name = event.hash
                 if name not in hashes:
                     hashes[name] = None
-                    if name in removed:
+                    if removed and name in removed:
                         del removed[name]
                     else:
                         added[name] = None
-            elif isinstance(event, BlockRemoved):
+            elif type(event) is BlockRemoved:
                 name = event.hash
                 if name in hashes:
                     del hashes[name]
-                    if name in added:
+                    if added and name in added:
                         del added[name]
                     else:
                         removed[name] = None
@@ -129,6 +129,8 @@ class Stream:
         self.digest = digest(self.hashes)
         self.forgotten_blocks = snapshot.left_out_blocks
         self.forgotten_digest = snapshot.left_out_digest
+        if not before:
+            return tuple(self.hashes), ()
         added = tuple(name for name in self.hashes if name not in before)
         removed = tuple(name for name in before if name not in self.hashes)
         return added, removed

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "tokens": "loadtests.micro.tokens",
     "slab": "loadtests.micro.slab",
     "routing": "loadtests.micro.routing",
+    "directory": "loadtests.micro.directory",
 }
 
 Run = Callable[[str, Path], int]
