@@ -92,7 +92,7 @@ class DirectoryIntake:
         self._core = core
         self._silent_s = silent_s
         self._gone_s = gone_s
-        self._heard_s: dict[str, float] = {}  # by source that has a stream
+        self._heard_s: dict[str, float] = {}  # by source
 
     def take(self, source: str, messages: Sequence[Message], now_s: float) -> Answer:
         """Apply one agent's messages in order. Mutates the core."""

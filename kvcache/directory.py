@@ -202,10 +202,6 @@ class DirectoryCore:
             if not stream.is_exact
         )
 
-    def sources(self) -> set[str]:
-        """Sources that have a stream."""
-        return {source for source, _ in self._streams}
-
     def freshness(self, source: str, model: str) -> Freshness | None:
         """Freshness of one stream; None if nothing was ever heard of it."""
         stream = self._streams.get((source, model))

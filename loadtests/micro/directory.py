@@ -223,7 +223,7 @@ def resident_bytes(what: str, blocks: int) -> int:
             bare.update((event.hash, None) for event in batch.events)  # type: ignore[union-attr]
     gc.collect()
     assert len(bare) + core.blocks + index.locations == blocks
-    return process.memory_info().rss - before
+    return int(process.memory_info().rss - before)
 
 
 def memory(blocks: int) -> tuple[Table, tuple[str, ...]]:
