@@ -24,6 +24,7 @@ BENCHMARKS = {
     "latency": "loadtests.latency",
     "tokens": "loadtests.micro.tokens",
     "slab": "loadtests.micro.slab",
+    "transport": "loadtests.micro.transport",
     "routing": "loadtests.micro.routing",
     "directory": "loadtests.micro.directory",
 }
