@@ -102,7 +102,7 @@ class ChatStream:
     def __init__(
         self, endpoint: str, request: ChatRequest, *, timeout_s: float = TIMEOUT_S
     ) -> None:
-        self._connection = _connect(endpoint, timeout_s)
+        self._connection = connect(endpoint, timeout_s)
         self._path = urlsplit(endpoint).path.rstrip("/") + CHAT_PATH
         self._request = request
         self._response: http.client.HTTPResponse | None = None
@@ -157,7 +157,7 @@ class ChatStream:
         self._response = response = self._connection.getresponse()
         self.trace_id = response.headers.get(REQUEST_HEADER, "")
         if response.status != http.client.OK:
-            raise AnswerError(_refusal(response.status, response.read()))
+            raise AnswerError(refusal(response.status, response.read()))
         for line in response:
             if not line.startswith(DATA):
                 continue
@@ -210,15 +210,22 @@ def ask(
         raise StartError(str(failed)) from failed
 
 
-def get_json(endpoint: str, path: str, *, timeout_s: float = 10.0) -> dict[str, Any]:
+def get_json(
+    endpoint: str,
+    path: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 10.0,
+) -> dict[str, Any]:
     """One JSON object from the endpoint. Raises AnswerError."""
-    connection = _connect(endpoint, timeout_s)
+    connection = connect(endpoint, timeout_s)
     try:
-        connection.request("GET", urlsplit(endpoint).path.rstrip("/") + path)
+        where = urlsplit(endpoint).path.rstrip("/") + path
+        connection.request("GET", where, headers=dict(headers or {}))
         response = connection.getresponse()
         content = response.read()
         if response.status != http.client.OK:
-            raise AnswerError(_refusal(response.status, content))
+            raise AnswerError(refusal(response.status, content))
         found = json.loads(content)
     except (OSError, ValueError, http.client.HTTPException) as failed:
         what = str(failed) or type(failed).__name__
@@ -230,7 +237,7 @@ def get_json(endpoint: str, path: str, *, timeout_s: float = 10.0) -> dict[str, 
     return found
 
 
-def _connect(endpoint: str, timeout_s: float) -> http.client.HTTPConnection:
+def connect(endpoint: str, timeout_s: float) -> http.client.HTTPConnection:
     """A connection that opens when it is first used. Raises AnswerError for an odd URL."""
     try:
         where = urlsplit(endpoint)
@@ -252,7 +259,8 @@ def _usage(found: Mapping[str, Any] | None) -> Usage | None:
     )
 
 
-def _refusal(status: int, content: bytes) -> str:
+def refusal(status: int, content: bytes) -> str:
+    """One line on an answer that is none, with the endpoint's own words."""
     try:
         message = _message_in(json.loads(content))
     except (ValueError, AttributeError):

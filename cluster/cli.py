@@ -22,6 +22,7 @@ COMMANDS = (
     "status",
     "chat",
     "demo",
+    "accept",
     "explain",
     "stop",
     "config",

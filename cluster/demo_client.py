@@ -87,7 +87,7 @@ class LocalClient:
     def context_tokens(self) -> int:
         """As the endpoint's list of models has it."""
         models = get_json(self._running.endpoint, "/v1/models")
-        return int(_found(models, "data", 0, "max_model_len"))
+        return int(found(models, "data", 0, "max_model_len"))
 
     def stream(
         self, messages: Sequence[Message], *, min_tokens: int, max_tokens: int
@@ -103,12 +103,12 @@ class LocalClient:
         status = get_json(self._running.endpoint, "/headwater/status")
         return tuple(
             Worker(str(w["id"]), str(w["role"]), int(w["pid"]), str(w["state"]))
-            for w in _found(status, "workers")
+            for w in found(status, "workers")
         )
 
     def attempts(self, trace_id: str) -> tuple[Attempt, ...]:
         """From the request's record."""
-        records = _found(self._record(trace_id), "records")
+        records = found(self._record(trace_id), "records")
         return tuple(
             Attempt(str(one["worker"]), str(one["role"]), one["ended_s"] is None)
             for record in records
@@ -132,7 +132,7 @@ class LocalClient:
 
     def story(self, trace_id: str) -> str:
         """From the ingress."""
-        return str(_found(self._record(trace_id), "story"))
+        return str(found(self._record(trace_id), "story"))
 
     def _record(self, trace_id: str) -> dict[str, Any]:
         path = f"/headwater/requests/{quote(trace_id, safe='')}"
@@ -164,7 +164,7 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
-def _found(body: Any, *keys: str | int) -> Any:  # noqa: ANN401 - JSON, whatever comes
+def found(body: Any, *keys: str | int) -> Any:  # noqa: ANN401 - JSON, whatever comes
     """A part of a JSON answer. Raises AnswerError if it is not there."""
     try:
         for key in keys:

@@ -67,14 +67,14 @@ class Cluster:
         """The ingress's event log."""
         return [tuple(e) for e in self.http.get("/headwater/events").json()["events"]]
 
-    def cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def cli(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a headwater command against this cluster."""
         return subprocess.run(
             [sys.executable, "-m", "cluster.cli", *words, "--state-dir", str(self.state_dir)],
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=timeout_s,
             check=False,
         )
 

@@ -21,6 +21,7 @@ class Endpoint:
     url: str = ""
     answers: list[Sender] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
     objects: dict[str, object] = field(default_factory=dict)
     hung_up: threading.Event = field(default_factory=threading.Event)
 
@@ -37,10 +38,14 @@ def endpoint() -> Iterator[Endpoint]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def _note_headers(self) -> None:
+            state.headers.append({name.lower(): value for name, value in self.headers.items()})
+
         def log_message(self, *_: object) -> None:
             pass
 
         def do_GET(self) -> None:
+            self._note_headers()
             found = state.objects.get(self.path)
             send_json(
                 {"error": {"message": "nothing\nhere"}} if found is None else found,
@@ -48,6 +53,7 @@ def endpoint() -> Iterator[Endpoint]:
             )(self)
 
         def do_POST(self) -> None:
+            self._note_headers()
             state.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             try:
                 state.answers.pop(0)(self)
