@@ -231,9 +231,12 @@ class DeviceCopies:
 
 @contextmanager
 def _whole(streams: Streams, lane: Lane) -> Iterator[None]:
-    """Give the lane work, and leave it done: after an error, too, what was given still writes."""
+    """Give the lane work, and leave it done: after an error, too, what was given still writes.
+
+    In inference mode, which is a thread's own: caches made in it can be written to in no other.
+    """
     try:
-        with streams.on(lane):
+        with torch.inference_mode(), streams.on(lane):
             yield
     finally:
         streams.finish(lane)

@@ -143,6 +143,18 @@ def test_buffers_of_an_earlier_call_do_not_show_in_a_later_shorter_one() -> None
     assert not slots.any()
 
 
+def test_caches_that_were_made_in_inference_mode_are_written_to_from_another_thread() -> None:
+    with torch.inference_mode():
+        copies, caches, _ = copies_of("compact", 1 << 20)
+        copies.gather([3], host_slots("compact", [3]))
+    wanted = host_slots("compact", [4])
+    thread = threading.Thread(target=copies.scatter, args=([0], wanted))
+    thread.start()
+    thread.join()
+    found = torch.cat([tensor[0].flatten() for tensor in caches.values()])
+    assert (found.numpy().view(np.uint8) == wanted[0]).all()
+
+
 def test_a_gather_waits_for_the_step_and_the_host_for_the_copy() -> None:
     copies, _, streams = copies_of("compact", 1 << 20)
     slots = np.zeros_like(host_slots("compact", [1]))
