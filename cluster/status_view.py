@@ -155,6 +155,7 @@ def _lines(status: Found) -> list[str]:
         _cache_line(status["cache"]),
         totals,
         _directory_line(status["directory"]),
+        *_copies_lines(status["workers"]),
     ]
 
 
@@ -185,6 +186,15 @@ def _audits(directory: Found) -> str:
         f"digests {directory['digests_equal_total']} equal, "
         f"{directory['digests_differ_total']} different; in doubt: {why or 'never'}"
     )
+
+
+def _copies_lines(workers: Sequence[Found]) -> list[str]:
+    """Which way blocks take between engines and slabs: a line for each that is taken."""
+    by_way: dict[str, list[str]] = {}
+    for worker in workers:
+        if worker.get("kv_copies"):
+            by_way.setdefault(worker["kv_copies"], []).append(worker["id"])
+    return [f"Block copies of {', '.join(names)}: {way}." for way, names in by_way.items()]
 
 
 def _short(source: str) -> str:
