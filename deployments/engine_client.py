@@ -40,6 +40,7 @@ from deployments.flow_types import (
     EndHandoff,
     Fail,
     Intake,
+    Prefetch,
     Role,
     SubmitAttempt,
 )
@@ -148,6 +149,8 @@ class EngineClient:
                 self.links.send(effect.worker, frames.Abort([effect.attempt]))
             elif isinstance(effect, EndHandoff):
                 self.links.send(effect.worker, frames.EndHandoffs([effect.handoff]))
+            elif isinstance(effect, Prefetch):
+                self._prefetch(effect)
             elif isinstance(effect, Fail):
                 failures.append(effect)
         # Last: they abort siblings, whose submission must not come after that.
@@ -170,6 +173,12 @@ class EngineClient:
             pull_from=self._views.slab_peer(effect.pull_from),
         )
         self._note(effect.attempt, f"submitted to {effect.worker} as {effect.role}")
+        self.links.send(effect.worker, message)
+
+    def _prefetch(self, effect: Prefetch) -> None:
+        self._note(effect.handoff, f"prefetched by {effect.worker}")
+        where = self._views.slab_peer(effect.pull_from)
+        message = frames.Prefetch(effect.handoff, list(effect.block_hashes), where)
         self.links.send(effect.worker, message)
 
     def _note(self, attempt: str, what: str) -> None:

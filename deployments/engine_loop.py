@@ -84,6 +84,7 @@ class EngineLoop:
         self._cores = tuple(cores)
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._attempts: dict[str, _Attempt] = {}
+        self._prefetching: dict[str, str] = {}  # hand-off -> the ingress that it is for
         self._event_sequence = 0
         self._digests = 0
         self._audited_s = self._clock()
@@ -125,7 +126,11 @@ class EngineLoop:
 
     def end_handoffs(self, handoffs: list[str]) -> None:
         """Release hand-off leases that nobody will take over."""
-        self._inbox.put(lambda: self.engine.end_handoffs(handoffs))
+        self._inbox.put(lambda: self._end_handoffs(handoffs))
+
+    def prefetch(self, owner: str, message: frames.Prefetch) -> None:
+        """Take a hand-off's blocks over from another node while prefill computes them."""
+        self._inbox.put(lambda: self._prefetch(owner, message))
 
     def owner_joined(self, owner: str) -> None:
         """A new ingress: tell it our load, and what this engine's prefix cache holds."""
@@ -226,12 +231,22 @@ class EngineLoop:
             }
             self._attempts[message.attempt] = _Attempt(owner, self._clock())
             self.engine.add(request, message.resume_tokens, transfer)
+            self._prefetching.pop(message.handoff or "", None)  # taken over
         except (RequestRejected, MalformedBlob) as refused:
             self._attempts.pop(message.attempt, None)
             self._sinks.send(
                 owner, frames.Rejected(message.attempt, str(refused), client_fault=True)
             )
             return
+
+    def _prefetch(self, owner: str, message: frames.Prefetch) -> None:
+        self._prefetching[message.handoff] = owner
+        self.engine.prefetch(message.handoff, message.hashes, message.pull_from)
+
+    def _end_handoffs(self, handoffs: list[str]) -> None:
+        for handoff in handoffs:
+            self._prefetching.pop(handoff, None)
+        self.engine.end_handoffs(handoffs)
 
     def _abort(self, owner: str, attempts: list[str]) -> None:
         known = [a for a in attempts if a in self._attempts and self._attempts[a].owner == owner]
@@ -243,6 +258,8 @@ class EngineLoop:
 
     def _abort_all(self, owner: str) -> None:
         self._abort(owner, [a for a, known in self._attempts.items() if known.owner == owner])
+        for handoff in [key for key, whose in self._prefetching.items() if whose == owner]:
+            self._end_handoffs([handoff])
 
     def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
         by_owner: dict[str, StepDelivery] = {}

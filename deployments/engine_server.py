@@ -127,6 +127,8 @@ class EngineServer:
             self.loop.abort(ingress, message.attempts)
         elif isinstance(message, frames.EndHandoffs):
             self.loop.end_handoffs(message.handoffs)
+        elif isinstance(message, frames.Prefetch):
+            self.loop.prefetch(ingress, message)
         elif isinstance(message, frames.Resync):
             self.loop.owner_joined(ingress)
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from deployments.flow_types import FlowLimits, Intake, Stage, tokens_left
 from deployments.request_record import AttemptRecord, RequestRecord
+from router.decision import Decision
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +24,7 @@ class FlowRequest:
     compute_tokens: int = 0  # what the next attempt is predicted to compute
     attempt: AttemptRecord | None = None
     handoff: tuple[str, str] | None = None  # (prefill worker, lease key) not yet taken over
+    prefetch: tuple[str, str] | None = None  # (decode worker, lease key) begun, not yet taken over
     excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
     worker_deaths: int = 0
     refusals: int = 0
@@ -33,12 +35,26 @@ class FlowRequest:
         """Those that a worker took: a refusal costs nothing."""
         return len(self.record.attempts) - self.refusals
 
+    def decided(self, decision: Decision) -> None:
+        """Mutates: what the next attempt, and the one after a hand-over, go by."""
+        self.record.decisions.append(decision)
+        self.decode_worker = decision.decode
+        self.compute_tokens = decision.compute_tokens
+
+    def take_prefetch(self, successor: str) -> tuple[str, str] | None:
+        """Mutates: forgets and returns the prefetch, unless it is `successor`'s own."""
+        if self.prefetch is None or self.prefetch[0] == successor:
+            return None
+        taken, self.prefetch = self.prefetch, None
+        return taken
+
     def validate(self, limits: FlowLimits) -> None:
         """Assert what holds between two events."""
         parked = self.stage is Stage.PARKED
         assert (self.attempt is None) == parked
         assert not parked or self.parked_until_s is not None
         assert self.handoff is None or self.stage is not Stage.DECODE
+        assert self.prefetch is None or self.stage is not Stage.DECODE
         assert self.record.outcome is None
         assert self.record.output_tokens == len(self.tokens)
         assert self.attempts() <= limits.attempts_max

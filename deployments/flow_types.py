@@ -135,7 +135,8 @@ class KvReport:
     """What an attempt did with KV blocks, from its worker at the attempt's end.
 
     loaded includes pulled: what came from another node's slab. pull_failure: why that gave nothing,
-    or not all; None where it did, and where it had nothing.
+    or not all; None where it did, and where it had nothing. prefetched: what had come from there
+    before, while prefill computed.
     """
 
     loaded_blocks: int = 0
@@ -149,6 +150,7 @@ class KvReport:
     pulled_blocks: int = 0
     pull_s: float = 0.0
     pull_failure: str | None = None
+    prefetched_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,22 @@ class EndHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Effect: the worker that will decode takes the hand-off's blocks over as they are computed.
+
+    Attributes:
+        pull_from: the node where they are.
+        block_hashes: of the prompt's full blocks.
+
+    """
+
+    worker: str
+    handoff: str
+    pull_from: str
+    block_hashes: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Emit:
     """Effect: pass an output on to the front end; ``finish`` False clears its finish reason."""
 
@@ -208,7 +226,7 @@ class Fail:
     retry_after_s: float | None = None
 
 
-Effect = SubmitAttempt | AbortAttempt | EndHandoff | Emit | Fail
+Effect = SubmitAttempt | AbortAttempt | EndHandoff | Prefetch | Emit | Fail
 
 
 @dataclass(frozen=True, slots=True)

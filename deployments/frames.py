@@ -99,6 +99,18 @@ class EndHandoffs(msgspec.Struct, frozen=True, array_like=True, tag=7):
     handoffs: list[str]
 
 
+class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Ingress to worker: a hand-off for you begins on another node; take its blocks as they come.
+
+    ``hashes`` are those of the prompt's full blocks, ``pull_from`` as in Submit. The attempt that
+    takes the hand-off over follows, or EndHandoffs.
+    """
+
+    handoff: str
+    hashes: list[bytes]
+    pull_from: str
+
+
 class Timing(msgspec.Struct, frozen=True, array_like=True):
     """Durations in seconds up to an attempt's first token, on the worker's clock."""
 
@@ -202,6 +214,7 @@ Message = (
     | Submit
     | Abort
     | EndHandoffs
+    | Prefetch
     | Outputs
     | Rejected
     | Aborted

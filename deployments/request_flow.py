@@ -26,6 +26,7 @@ from deployments.flow_types import (
     Intake,
     KvReport,
     Outcome,
+    Prefetch,
     Role,
     Stage,
     StepOutput,
@@ -73,9 +74,7 @@ class RequestFlow:
             decision = self._plan(request, now_s)
         except NoWorker as missing:
             return self._park(request, str(missing), now_s)
-        request.record.decisions.append(decision)
-        request.decode_worker = decision.decode
-        request.compute_tokens = decision.compute_tokens
+        request.decided(decision)
         if decision.prefill is not None:
             effects = self._end_handoff(request)
             worker, role = decision.prefill, Role.PREFILL
@@ -83,7 +82,7 @@ class RequestFlow:
             effects = self._end_handoff_out_of_reach(request, decision.decode)
             worker, role = decision.decode, Role.DECODE
         attempt = self._attempt(request, worker, role, why, now_s, pull_from=decision.pull_from)
-        return [*effects, attempt]
+        return [*effects, attempt, *self._prefetch(request)]
 
     def _plan(self, request: FlowRequest, now_s: float) -> Decision:
         """Ask the router; a worker of the other role serves where its own role has none left."""
@@ -194,7 +193,8 @@ class RequestFlow:
                 request.record.first_token_s = now_s
             if attempt.role is Role.DECODE:
                 request.stage = Stage.DECODE
-                request.handoff = None  # the decode worker's own lease has taken its place
+                # The decode worker's own lease has taken its place.
+                request.handoff = request.prefetch = None
 
     def _attempt_done(self, request: FlowRequest, output: StepOutput, now_s: float) -> list[Effect]:
         """Prefill's own 'length' is ours, not the client's; every other finish is final."""
@@ -226,19 +226,35 @@ class RequestFlow:
             return [self._attempt(request, planned, Role.DECODE, "hand-over", now_s)]
         return self._start(request, "hand-over, planned worker gone", now_s)
 
+    def _prefetch(self, request: FlowRequest) -> list[Effect]:
+        """A decode worker of another node takes the blocks of a new hand-off as they come."""
+        if request.stage is not Stage.PREFILL or request.handoff is None:
+            return []
+        there, worker = self._router.view(request.handoff[0]), request.decode_worker
+        if there is None or not there.slab_peer or there.node == self._node_of(worker):
+            return []
+        request.prefetch = (worker, request.handoff[1])
+        return [Prefetch(*request.prefetch, there.node, request.intake.block_hashes)]
+
+    def _end_prefetch(self, request: FlowRequest, successor: str = "") -> list[Effect]:
+        """Unless an attempt at `successor` takes it over."""
+        ended = request.take_prefetch(successor)
+        return [EndHandoff(*ended)] if ended and self._node_of(ended[0]) is not None else []
+
     def _end_handoff_out_of_reach(self, request: FlowRequest, worker: str) -> list[Effect]:
         """A worker of another node takes them over only where their node's slab can be read."""
         there = self._router.view(request.handoff[0]) if request.handoff else None
         if there is None or there.slab_peer or there.node == self._node_of(worker):
-            return []
+            return self._end_prefetch(request, worker if request.handoff else "")
         return self._end_handoff(request)
 
     def _end_handoff(self, request: FlowRequest) -> list[Effect]:
         """Nobody takes the blocks over. Where their worker is lost, the agent ends the lease."""
+        effects = self._end_prefetch(request)
         handoff, request.handoff = request.handoff, None
         if handoff is None or self._node_of(handoff[0]) is None:
-            return []
-        return [EndHandoff(*handoff)]
+            return effects
+        return [EndHandoff(*handoff), *effects]
 
     def _node_of(self, worker: str) -> str | None:
         """A worker's node; None when it is lost."""

@@ -123,7 +123,8 @@ def _pulled(attempt: AttemptRecord, kv: KvReport) -> str:
         return ""
     took = f" in {1e3 * kv.pull_s:.0f} ms" if kv.pulled_blocks else ""
     why = f" (pull ended early: {kv.pull_failure})" if kv.pull_failure else ""
-    return f", {kv.pulled_blocks} of them pulled from node {attempt.pull_from}{took}{why}"
+    before = f", {kv.prefetched_blocks} while it computed them" if kv.prefetched_blocks else ""
+    return f", {kv.pulled_blocks} of them pulled from node {attempt.pull_from}{took}{why}{before}"
 
 
 def _end_line(record: RequestRecord) -> str:

@@ -51,12 +51,12 @@ class Pending(Generic[T]):
         timeout_s (seconds, 0 or more) runs out, which gives it up.
         """
         with self._condition:
-            if self._is_given_up:
-                raise StoreUnavailable("given up")
-            if not self._condition.wait_for(lambda: self._is_done, timeout_s):
+            if not self._condition.wait_for(self.done, timeout_s):
                 is_late = True
             else:
                 is_late = False
+                if self._is_given_up:
+                    raise StoreUnavailable("given up")
                 if self._error is not None:
                     raise StoreUnavailable(str(self._error)) from self._error
                 self._is_taken = True

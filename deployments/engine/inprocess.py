@@ -265,10 +265,16 @@ class InprocessEngine:
     def end_handoffs(self, handoffs: Iterable[str]) -> None:
         """Release hand-off leases that no decode worker will take over."""
         connector = self._scheduler.get_kv_connector()
-        store = None if connector is None else connector.session.store()
-        if store is not None:
+        if connector is not None:
             for handoff in handoffs:
-                store.end_handoff(handoff)
+                connector.session.end_handoff(handoff)
+
+    def prefetch(self, handoff: str, hashes: Sequence[bytes], pull_from: str) -> None:
+        """Begin to take over what is published under a hand-off on another node; see Prefetches."""
+        connector = self._scheduler.get_kv_connector()
+        prefetches = None if connector is None else connector.session.prefetches
+        if prefetches is not None and pull_from:
+            prefetches.begin(handoff, hashes, pull_from)
 
     def warm_up(self) -> float:
         """Run what first requests would otherwise wait for; returns the seconds it took.

@@ -101,6 +101,7 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
             self.session.counters,
             self.session.store,
             peers=lambda: self.session.peers,
+            prefetches=lambda: self.session.prefetches,
         )
         self._requests: dict[str, Request] = {}
         self._publisher: Publisher | None = None

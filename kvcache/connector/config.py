@@ -15,12 +15,13 @@ from kvcache.connector.errors import ConnectorMisconfigured
 
 ROLES = ("prefill", "decode")
 SECONDS_MAX = 3600.0
-COUNTS_MAX = {
-    "pull_streams": 16,
-    "pull_window_slots": 1024,
-    "pull_staging_slots": 4096,
-    "peers_max": 1024,
-    "bounce_mib": 4096,
+COUNTS = {  # the least and the most
+    "pull_streams": (1, 16),
+    "pull_window_slots": (1, 1024),
+    "pull_staging_slots": (1, 4096),
+    "peers_max": (1, 1024),
+    "prefetches_max": (0, 256),
+    "bounce_mib": (1, 4096),
 }
 
 
@@ -46,7 +47,9 @@ class ConnectorConfig:
     carry blocks. pull_window_slots: staging slots that one pull may use. pull_staging_slots: of all
     pulls together, a block's size each; as many as two windows, so that one peer that hangs leaves
     room for the others. peers_max: peers that are kept connected; one more closes the one that was
-    asked longest ago.
+    asked longest ago. prefetches_max: hand-offs whose blocks are brought into the own node's slab
+    at a time, while they are computed on another one; 0: none. They have as many staging slots
+    again.
 
     Of engines on GPUs alone: pin_slab: let DMA reach the slab itself; the whole of it is taken into
     memory for that. bounce_mib: size of each of the three pinned buffers and the two on the device
@@ -72,6 +75,7 @@ class ConnectorConfig:
     pull_window_slots: int = 8
     pull_staging_slots: int = 16
     peers_max: int = 16
+    prefetches_max: int = 8
     pin_slab: bool = True
     bounce_mib: int = 32
     fail_blocks: tuple[int, ...] = ()
@@ -101,9 +105,9 @@ class ConnectorConfig:
         for field in fields(cls):
             if field.name.endswith("_s") and not 0 <= getattr(config, field.name) <= SECONDS_MAX:
                 raise ConnectorMisconfigured(f"{field.name} must be in 0..{SECONDS_MAX} seconds")
-        for key, most in COUNTS_MAX.items():
-            if not 1 <= getattr(config, key) <= most:
-                raise ConnectorMisconfigured(f"{key} must be in 1..{most}")
+        for key, (least, most) in COUNTS.items():
+            if not least <= getattr(config, key) <= most:
+                raise ConnectorMisconfigured(f"{key} must be in {least}..{most}")
         return config
 
     def read_secret(self) -> bytes | None:

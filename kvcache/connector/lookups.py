@@ -15,6 +15,7 @@ from typing import Final
 from kvcache.blocks import BlockRef
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.peers import Peer, Peers
+from kvcache.connector.prefetch import Prefetches
 from kvcache.connector.records import PeerBlocks, RequestReport
 from kvcache.connector.stats import (
     LOOKUP_TIMED_OUT,
@@ -97,6 +98,7 @@ class Lookups:
         peers: Callable[[], Peers | None],
         clock: Callable[[], float],
         sleep: Callable[[float], None],
+        prefetches: Callable[[], Prefetches | None],
     ) -> None:
         self._config = config
         self._counters = counters
@@ -104,6 +106,7 @@ class Lookups:
         self._peers = peers
         self._clock = clock
         self._sleep = sleep
+        self._prefetches = prefetches
 
     def ask(
         self,
@@ -115,7 +118,8 @@ class Lookups:
     ) -> Lookup | None:
         """Ask for this prefix; None where there is nobody to ask.
 
-        The hand-off takes_over, which lies at the peer if there is one, ends with the question.
+        The hand-off takes_over, which lies at the peer if there is one, ends with the question; so
+        does that of its prefetch, in the own slab.
         """
         store, peer = self._store(), self._peer(pull_from, report)
         if store is None:
@@ -131,9 +135,30 @@ class Lookups:
             lookup.at_peer = PeerLookup(peer, lease, asked)
         if store is not None:
             self._counters.add(lookups_total=1)
-            own = None if pull_from else takes_over
+            own = self._taken_over_here(takes_over, pull_from, report)
             lookup.pending = store.lease_prefix(lease, hashes, ttl_s, own)
         return lookup
+
+    def _taken_over_here(
+        self, takes_over: str | None, pull_from: str, report: RequestReport
+    ) -> str | None:
+        prefetches = self._prefetches()
+        if takes_over is None or prefetches is None:
+            return None if pull_from else takes_over
+        blocks = prefetches.take(takes_over)
+        report.prefetched_blocks += blocks or 0
+        return None if blocks is None and pull_from else takes_over
+
+    def stop_prefetch(self, handoff: str) -> None:
+        """The request that takes it over has come: no part of it is begun any more."""
+        prefetches = self._prefetches()
+        if prefetches is not None:
+            prefetches.stop(handoff)
+
+    def is_coming(self, handoff: str) -> bool:
+        """Whether part of its prefetch is on its way: to be asked for when it is there."""
+        prefetches = self._prefetches()
+        return prefetches is not None and prefetches.is_copying(handoff)
 
     def answered(self, lookup: Lookup, report: RequestReport) -> bool:
         """Take the answers if they are there. Mutates the look-up; a time-out is a miss."""
@@ -178,6 +203,9 @@ class Lookups:
 
     def end_handoff(self, handoff: str, pull_from: str) -> None:
         """Nobody will take it over. Where it cannot be reached, its deadline ends it."""
+        prefetches = self._prefetches()
+        if prefetches is not None:
+            prefetches.end(handoff)
         if not pull_from:
             store = self._store()
             if store is not None:

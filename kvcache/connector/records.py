@@ -57,7 +57,8 @@ class RequestReport:
     lookup_blocks were found in the node's own slab, peer_blocks in the slab of pull_from.
     loaded_blocks and load_s include pulled_blocks and pull_s, those of another node.
     pull_failure: why pull_from gave nothing, or not all that it had leased; None where it did, and
-    where it simply had nothing (peer_blocks is 0 then).
+    where it simply had nothing (peer_blocks is 0 then). prefetched_blocks had come from there
+    before the request did, and were found in the own slab (or in the engine).
     """
 
     lookup_s: float = 0.0
@@ -70,6 +71,7 @@ class RequestReport:
     pulled_blocks: int = 0
     pull_s: float = 0.0
     pull_failure: str | None = None
+    prefetched_blocks: int = 0
     failed_blocks: int = 0
     load_failure: str | None = None
     computed_tokens: int = 0

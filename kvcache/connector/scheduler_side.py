@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.lookups import Lookup, Lookups
 from kvcache.connector.peers import Peers
+from kvcache.connector.prefetch import Prefetches
 from kvcache.connector.records import (
     LoadJob,
     LoadResult,
@@ -65,15 +66,16 @@ class SchedulerSide:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         peers: Callable[[], Peers | None] = lambda: None,
+        prefetches: Callable[[], Prefetches | None] = lambda: None,
     ) -> None:
         """store() returns the connected store, or None while the agent cannot be reached; peers()
-        the nodes to pull from, or None where pulls are off.
+        the nodes to pull from, or None where pulls are off; so prefetches().
         """
         self._config = config
         self._block_size = block_size
         self._counters = counters
         self._store = store
-        self._lookups = Lookups(config, counters, store, peers, clock, sleep)
+        self._lookups = Lookups(config, counters, store, peers, clock, sleep, prefetches)
         self._requests: dict[str, _RequestState] = {}
         self._new_loads: list[LoadJob] = []
 
@@ -94,7 +96,10 @@ class SchedulerSide:
             state.may_load = False
             self._end_handoff(state)
             return
-        self._ask(request_id, state, hashes, self._loadable(hashes, num_tokens))
+        if state.takes_over is not None:
+            self._lookups.stop_prefetch(state.takes_over)
+        if not self._is_coming(state):
+            self._ask(request_id, state, hashes, self._loadable(hashes, num_tokens))
 
     def matched_tokens(
         self, request_id: str, hashes: Sequence[bytes], num_tokens: int, computed_tokens: int
@@ -105,7 +110,11 @@ class SchedulerSide:
         state.first_block = first
         if not state.may_load or state.load_failed or limit <= first:
             self._settle(state, first)
+            if state.lookup is None:
+                self._end_handoff(state)
             return 0
+        if self._is_coming(state):
+            return None
         lookup = state.lookup
         if lookup is not None and lookup.is_pending and not self._answered(state, lookup):
             return None
@@ -233,7 +242,9 @@ class SchedulerSide:
     def has_pending(self) -> bool:
         """True while an answer of the agent or a load is awaited."""
         return any(
-            state.loading is not None or (state.lookup is not None and state.lookup.is_pending)
+            state.loading is not None
+            or (state.lookup is not None and state.lookup.is_pending)
+            or self._is_coming(state)
             for state in self._requests.values()
         )
 
@@ -245,6 +256,11 @@ class SchedulerSide:
             if lookup is not None and lookup.settled_at is not None:
                 assert not lookup.is_pending
                 assert lookup.found == 0
+
+    def _is_coming(self, state: _RequestState) -> bool:
+        """Whether its look-up waits for what its prefetch is copying: bounded by pull_timeout_s."""
+        handoff = state.takes_over
+        return handoff is not None and state.lookup is None and self._lookups.is_coming(handoff)
 
     def _loadable(self, hashes: Sequence[bytes], num_tokens: int) -> int:
         # The last token is always computed: its logits are wanted.

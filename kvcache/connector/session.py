@@ -15,6 +15,7 @@ from kvcache.connector.copies import BlockCopies
 from kvcache.connector.faults import LoadFaults, StoreFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.peers import Peers
+from kvcache.connector.prefetch import Prefetches
 from kvcache.connector.stats import ConnectorStats, Counters
 from kvcache.identity import Layout, Namespace
 from kvcache.store import BlockStore, Registration
@@ -44,8 +45,9 @@ class ConnectorSession:
         self.copies: BlockCopies | None = None
         self.loader: BlockLoader | None = None
         self.peers: Peers | None = None
+        self.prefetches: Prefetches | None = None
         self._secret = config.read_secret()
-        self._staging: StagingPool | None = None
+        self._staging: list[StagingPool] = []
         self._store: BlockStore | None = None
         self._users = 0
 
@@ -69,6 +71,8 @@ class ConnectorSession:
             _sessions.pop(self.engine_id, None)
         if self.loader is not None:
             self.loader.close()
+        if self.prefetches is not None:
+            self.prefetches.close()
         if self.peers is not None:
             self.peers.close()
         if self.copies is not None:
@@ -92,14 +96,29 @@ class ConnectorSession:
             self._attach_peers(self._secret, registration)
 
     def _attach_peers(self, secret: bytes, registration: Registration) -> None:
+        self.peers = self._make_peers(secret, registration)
+        if self.config.prefetches_max:
+            # Connections and staging of their own: no load waits for a prefetch that hangs.
+            peers = self._make_peers(secret, registration)
+            self.prefetches = Prefetches(self.config, self.counters, self.store, peers)
+
+    def _make_peers(self, secret: bytes, registration: Registration) -> Peers:
         config = self.config
         staging = StagingPool(config.pull_staging_slots, registration.layout.slot_bytes)
         settings = TcpSettings(config.pull_streams, config.pull_window_slots)
-        self._staging = staging
-        self.peers = Peers(
+        self._staging.append(staging)
+        return Peers(
             lambda endpoint: TcpSource(endpoint, secret, registration, staging, settings),
             config.peers_max,
         )
+
+    def end_handoff(self, handoff: str) -> None:
+        """Nobody takes it over, nor its prefetch, if this worker has one. The engine's thread."""
+        if self.prefetches is not None:
+            self.prefetches.end(handoff)
+        store = self.store()
+        if store is not None:
+            store.end_handoff(handoff)
 
     def store(self) -> BlockStore | None:
         """The store while it can be used, else None. Any thread."""
@@ -110,7 +129,7 @@ class ConnectorSession:
         """Totals of both roles. Any thread."""
         config = self.config
         loads = self.loader.in_progress if self.loader is not None else 0
-        staging = self._staging.ledger() if self._staging is not None else None
+        staging = [pool.ledger() for pool in self._staging]
         return self.counters.snapshot(
             config.model,
             config.owner,
@@ -118,6 +137,6 @@ class ConnectorSession:
             copies=self.copies.way() if self.copies is not None else "",
             slot_bytes=self.layout.slot_bytes if self.layout is not None else 0,
             loads_in_progress=loads,
-            staging_slots=staging.slots_total if staging is not None else 0,
-            staging_quarantined=staging.quarantined if staging is not None else 0,
+            staging_slots=sum(ledger.slots_total for ledger in staging),
+            staging_quarantined=sum(ledger.quarantined for ledger in staging),
         )

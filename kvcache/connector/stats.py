@@ -63,6 +63,10 @@ class ConnectorStats:
     bytes_pulled_total: int = 0
     pull_s_total: float = 0.0
     pulls_failed: tuple[tuple[str, int], ...] = ()
+    prefetches_total: int = 0
+    prefetches_refused_total: int = 0
+    prefetches_failed_total: int = 0
+    blocks_prefetched_total: int = 0
     staging_slots: int = 0
     staging_quarantined: int = 0
     blocks_offered_total: int = 0

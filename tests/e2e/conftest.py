@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from cluster.model_store import prepare_model
-from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CONTEXT
+from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CASES, CONTEXT, Case
 from tests.e2e.parity.corpus import ASKS
 from tests.e2e.parity.replies import Reply, replies_to
 from tests.waiting import wait_until
@@ -233,6 +233,13 @@ def fixtures_wanted(request: pytest.FixtureRequest) -> set[str]:
     return {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
 
 
+def cases_wanted(request: pytest.FixtureRequest) -> list[Case]:
+    """The cases of the corpus that tests of this session are about."""
+    params = [getattr(item, "callspec", None) for item in request.session.items]
+    cases = [spec.params.get("case") for spec in params if spec is not None]
+    return [case for case in CASES if case in cases]
+
+
 @pytest.fixture(scope="session")
 def plain_answers(model_path: Path, request: pytest.FixtureRequest) -> PlainAnswers:
     """Of a plain vLLM server in float32, one thread, started once and gone before the cluster."""
@@ -241,7 +248,7 @@ def plain_answers(model_path: Path, request: pytest.FixtureRequest) -> PlainAnsw
     wanted = fixtures_wanted(request)
     with plain_vllm(model_path, dtype="float32") as http:
         return PlainAnswers(
-            corpus_answers(http) if "reference" in wanted else {},
+            corpus_answers(http, cases_wanted(request)) if "reference" in wanted else {},
             replies_to(http, ASKS) if "parity_reference" in wanted else {},
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from loadtests.sides import PLAIN_ENVIRONMENT, free_port
-from tests.e2e.corpus import BLOCK, CASES, CONTEXT
+from tests.e2e.corpus import BLOCK, CASES, CONTEXT, Case
 from tests.waiting import wait_until
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -60,12 +60,12 @@ def _healthy(process: subprocess.Popen[bytes], http: httpx.Client) -> bool:
 def answers_of_plain_vllm(model_path: Path, *, dtype: str) -> dict[str, Any]:
     """The plain server's answer to each case of the corpus, by name."""
     with plain_vllm(model_path, dtype=dtype) as http:
-        return corpus_answers(http)
+        return corpus_answers(http, CASES)
 
 
-def corpus_answers(http: httpx.Client) -> dict[str, Any]:
-    """A running server's answer to each case of the corpus, by name."""
-    return {case.name: answer(http, case.path, case.body) for case in CASES}
+def corpus_answers(http: httpx.Client, cases: Iterable[Case]) -> dict[str, Any]:
+    """A running server's answers to cases of the corpus, by name."""
+    return {case.name: answer(http, case.path, case.body) for case in cases}
 
 
 def answer(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -276,8 +276,8 @@ MUTANTS = (
     Mutant(
         "a hand-off that nobody wants is left to its deadline",
         "deployments.request_flow:RequestFlow._end_handoff",
-        "return [EndHandoff(*handoff)]",
-        "return []",
+        "return [EndHandoff(*handoff), *effects]",
+        "return effects",
     ),
     Mutant(
         "a lost worker's requests are forgotten",

@@ -76,6 +76,7 @@ class SimEngineLoop(EngineLoop):
         self._queue_max = queue_max
         self._inbox = _Inbox(wake)  # type: ignore[assignment]
         self._attempts = {}
+        self._prefetching = {}
         self._event_sequence = 0
         self._digests = 0
         self._audited_s = clock()

@@ -15,7 +15,7 @@ from tests.e2e.corpus import BLOCK, prompt
 from tests.e2e.nodes.ray_nodes import Network
 from tests.waiting import wait_until
 
-LENGTH = 1611  # long enough that a prefill worker is worth its hand-off
+LENGTH = 1611
 FULL_BLOCKS = LENGTH // BLOCK
 
 
@@ -40,16 +40,23 @@ def check_hand_over(cluster: Cluster, seed: int) -> None:
     prefill = cluster.worker("prefill")
     assert (first["worker"], second["pull_from"]) == (prefill["id"], prefill["node"])
     assert first["kv"]["published_blocks"] == FULL_BLOCKS
-    assert second["kv"]["pulled_blocks"] == second["kv"]["loaded_blocks"] >= FULL_BLOCKS - 1
-    assert second["kv"]["pull_s"] > 0
-    assert (second["kv"]["failed_blocks"], second["kv"]["pull_failure"]) == (0, None)
-    assert second["kv"]["computed_tokens"] <= BLOCK + 20
+    kv = second["kv"]
+    # Whichever came when: all of it from the other node, since this one had nothing of the prompt.
+    assert kv["prefetched_blocks"] + kv["pulled_blocks"] == kv["loaded_blocks"] >= FULL_BLOCKS - 1
+    assert (kv["pull_s"] > 0) == (kv["pulled_blocks"] > 0)
+    assert (kv["failed_blocks"], kv["pull_failure"]) == (0, None)
+    assert kv["computed_tokens"] <= BLOCK + 20
+    began = [(what, at_s) for at_s, name, what in cluster.event_log() if name == first["attempt"]]
+    assert [what for what, _ in began] == [
+        f"submitted to {first['worker']} as prefill",
+        f"prefetched by {second['worker']}",
+    ]
     told = cluster.cli("explain", trace).stdout
-    assert f"{second['kv']['pulled_blocks']} of them pulled from node {prefill['node']}" in told
-    # The same prompt again, which caches of the far node hold by now.
+    assert f"{kv['pulled_blocks']} of them pulled from node {prefill['node']}" in told
+    # The same prompt again, which caches of both nodes hold by now.
     again, trace = complete(cluster, ids, max_tokens=20, ignore_eos=True)
     assert again["choices"][0]["token_ids"] == body["choices"][0]["token_ids"]
-    assert sum(_pulled(attempt) for attempt in cluster.record(trace)["attempts"]) == 0
+    assert sum(_from_afar(attempt) for attempt in cluster.record(trace)["attempts"]) == 0
 
 
 def check_agent_starts_anew(cluster: Cluster, seed: int) -> None:
@@ -68,5 +75,6 @@ def check_agent_starts_anew(cluster: Cluster, seed: int) -> None:
     check_hand_over(cluster, seed)
 
 
-def _pulled(attempt: dict[str, Any]) -> int:
-    return int((attempt["kv"] or {}).get("pulled_blocks", 0))
+def _from_afar(attempt: dict[str, Any]) -> int:
+    kv = attempt["kv"] or {}
+    return int(kv.get("pulled_blocks", 0) + kv.get("prefetched_blocks", 0))

@@ -17,6 +17,7 @@ from deployments.flow_types import (
     Finish,
     FlowLimits,
     Intake,
+    Prefetch,
     Role,
     Stage,
     SubmitAttempt,
@@ -90,7 +91,7 @@ class StubWorker:
     name: str
     role: Role
     node: str
-    inbox: list[SubmitAttempt | AbortAttempt | EndHandoff] = field(default_factory=list)
+    inbox: list[SubmitAttempt | AbortAttempt | EndHandoff | Prefetch] = field(default_factory=list)
     outbox: list[StubOutput | Rejection] = field(default_factory=list)
     running: dict[str, tuple[SubmitAttempt, list[int]]] = field(default_factory=dict)
     reject_next: Rejection | None = None
@@ -121,6 +122,7 @@ class World:
         # Open hand-off leases: (node, key) -> the worker that opened it; None once it is lost.
         self.leases: dict[tuple[str, str], StubWorker | None] = {}
         self.ended_handoffs: list[EndHandoff] = []
+        self.prefetches: list[Prefetch] = []
         self.used_handoffs: set[str] = set()  # their decode attempt has given a token
         self.attempts: list[SubmitAttempt] = []
         self.aborted: list[AbortAttempt] = []
@@ -201,6 +203,8 @@ class World:
                 self._stop(worker, message.attempt)
             elif isinstance(message, EndHandoff):
                 self.leases.pop((worker.node, message.handoff), None)
+            elif isinstance(message, Prefetch):
+                self.leases[worker.node, message.handoff] = worker
             elif worker.reject_next is not None:
                 rejection, worker.reject_next = worker.reject_next, None
                 worker.outbox.append(Rejection(message.attempt, rejection.client_fault))
@@ -209,6 +213,7 @@ class World:
                 if message.role is Role.DECODE and message.handoff is not None:
                     there = message.pull_from or worker.node
                     self.leases.pop((there, message.handoff), None)  # taken over
+                    self.leases.pop((worker.node, message.handoff), None)  # and its prefetch
         given_up = set(worker.running) - set(self.flow._by_attempt)
         assert not given_up, "a worker is told of each attempt that is wanted no more"
 
@@ -283,6 +288,10 @@ class World:
                 self._submitted(effect)
             elif isinstance(effect, AbortAttempt):
                 self.aborted.append(effect)
+                self.workers[effect.worker].inbox.append(effect)
+            elif isinstance(effect, Prefetch):
+                assert effect.pull_from != self.workers[effect.worker].node
+                self.prefetches.append(effect)
                 self.workers[effect.worker].inbox.append(effect)
             else:
                 assert effect.handoff not in self.used_handoffs, "it was taken over"

@@ -19,6 +19,7 @@ MESSAGES: list[frames.Message] = [
     frames.Submit("r~2", "decode", b"request", [], "r~1"),
     frames.Abort(["r~1"]),
     frames.EndHandoffs(["r~1"]),
+    frames.Prefetch("r~1", [b"h" * 32], "node-a:7000"),
     frames.Outputs(b"o", [frames.Timing("r~1", 0.1, 0.2, 0.3)], frames.Load(running=3)),
     frames.Rejected("r~1", "full", client_fault=False),
     frames.Aborted("r~1", "running", 5),

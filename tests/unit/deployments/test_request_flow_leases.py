@@ -264,3 +264,64 @@ def test_a_poisonous_request_ends_its_hand_off(world: World) -> None:
     assert world.clients["r"].ends == ["poison_request"]
     assert world.ended_handoffs == [EndHandoff("p1", "r~1")]
     world.check_settled()
+
+
+@pytest.fixture
+def far() -> World:
+    """Prefill on node a, decode on b and c, which pull from a."""
+    made = World(slabs_readable=True)
+    made.join("p1")
+    made.join("d1", node="b")
+    return made
+
+
+def test_a_decode_worker_of_another_node_begins_to_take_the_blocks_with_the_prefill(
+    far: World,
+) -> None:
+    far.submit(Job("r"))
+    (prefetch,) = far.prefetches
+    assert (prefetch.worker, prefetch.handoff, prefetch.pull_from) == ("d1", "r~1", "a")
+    far.run()
+    assert far.ended_handoffs == []
+    far.check_settled()
+
+
+def test_there_is_nothing_to_prefetch_on_the_same_node(world: World) -> None:
+    world.join("p1", "d1")
+    world.submit(Job("r"))
+    world.run()
+    assert world.prefetches == []
+
+
+def test_an_abort_during_prefill_ends_the_prefetch_too(far: World) -> None:
+    far.submit(Job("r"))
+    for name in ("p1", "d1"):
+        far.take(name)
+    far.step("p1")
+    far.abort("r", cancelled=True)
+    assert far.ended_handoffs == [EndHandoff("p1", "r~1"), EndHandoff("d1", "r~1")]
+    far.check_settled()
+    assert far.leases == {}
+
+
+def test_a_prefetch_ends_where_another_worker_decodes(far: World) -> None:
+    far.join("d2", node="c")
+    far.submit(Job("r"))
+    (prefetch,) = far.prefetches
+    other = {"d1": "d2", "d2": "d1"}[prefetch.worker]
+    far.view(prefetch.worker, "draining")
+    far.turn("p1")
+    assert far.at("r") == other
+    assert far.ended_handoffs == [EndHandoff(prefetch.worker, "r~1")]
+    far.run()
+    far.check_settled()
+
+
+def test_a_prefetch_of_a_prefill_that_was_refused_ends(far: World) -> None:
+    far.submit(Job("r"))
+    far.workers["p1"].reject_next = Rejection("", client_fault=False)
+    far.turn("p1")
+    assert (far.at("r"), far.attempts[-1].handoff) == ("d1", None)
+    assert far.ended_handoffs == [EndHandoff("d1", "r~1")]
+    far.run()
+    far.check_settled()

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 from deployments.flow_types import Outcome
 from deployments.request_story import as_json, story
@@ -76,6 +77,14 @@ def test_pulled_blocks_are_told_with_the_node_that_gave_them() -> None:
         "tokens" in text
     )
     assert "pulled" not in text.partition("2. at")[0]
+
+
+def test_blocks_that_came_before_the_hand_over_are_told_too() -> None:
+    second = pulled(4)
+    assert second.kv is not None
+    second.kv = replace(second.kv, prefetched_blocks=20)
+    text = story([record(prefill(), second)])
+    assert "4 of them pulled from node node-a in 12 ms, 20 while it computed them, co" in text
 
 
 def test_a_pull_that_gave_nothing_is_told() -> None:

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from kvcache.connector.config import ConnectorConfig
+from kvcache.connector.prefetch import Prefetches
 from kvcache.connector.records import LoadJob, LoadResult, TransferParams
 from kvcache.connector.scheduler_side import SchedulerSide
 from kvcache.connector.stats import ConnectorStats, Counters
@@ -24,6 +25,28 @@ HANDOFF = TransferParams("h1", pull_from=PEER)
 PREFIX = TransferParams(pull_from=PEER)
 
 
+class FakePrefetches:
+    """One prefetch, of h1, that has brought 3 blocks or is bringing more."""
+
+    def __init__(self) -> None:
+        self.is_there = self.copies = False
+        self.stopped: list[str] = []
+        self.ended: list[str] = []
+
+    def stop(self, handoff: str) -> None:
+        self.stopped.append(handoff)
+
+    def is_copying(self, handoff: str) -> bool:
+        return self.is_there and self.copies and handoff == "h1"
+
+    def take(self, handoff: str) -> int | None:
+        is_there, self.is_there = self.is_there, False
+        return 3 if is_there and handoff == "h1" else None
+
+    def end(self, handoff: str) -> None:
+        self.ended.append(handoff)
+
+
 class World:
     """A scheduler side, its own slab, one peer and a clock."""
 
@@ -33,6 +56,7 @@ class World:
         self.are_pulls_off = False
         self.now_s = 100.0
         self.counters = Counters()
+        self.prefetches = FakePrefetches()
         self.side = SchedulerSide(
             ConnectorConfig("socket", "w1", "decode", "m", lookup_grace_s=0.0),
             BLOCK,
@@ -40,6 +64,7 @@ class World:
             lambda: cast("BlockStore", self.own) if self.own.connected else None,
             lambda: self.now_s,
             peers=lambda: None if self.are_pulls_off else self.nodes.peers,
+            prefetches=lambda: cast("Prefetches", self.prefetches),
         )
 
     def begin(self, params: TransferParams, name: str = "r", *, may_load: bool = True) -> None:
@@ -315,3 +340,41 @@ def test_an_abort_reaches_the_pull_whichever_comes_first(world: World) -> None:
             job.begin_pull(pull)
         assert job.aborted and pull._is_cancelled
         world.end(job, 0)
+
+
+def test_a_look_up_waits_for_what_a_prefetch_is_copying_and_then_takes_both_leases_over(
+    world: World,
+) -> None:
+    world.prefetches.is_there = world.prefetches.copies = True
+    world.peer.store.put(HASHES)
+    world.begin(HANDOFF)
+    assert world.prefetches.stopped == ["h1"]
+    assert world.matched() is None and world.side.has_pending()
+    assert world.own.pendings == [] and world.peer.pendings == []
+    world.own.put(HASHES[:3])
+    world.prefetches.copies = False
+    assert world.matched() == 25 * BLOCK
+    job = world.load()
+    assert len(job.refs) == 3 and job.from_peer is not None and len(job.from_peer.refs) == 22
+    world.end(job, 25)
+    report = world.side.finish("r", aborted=False)
+    assert (report.prefetched_blocks, report.loaded_blocks, report.pulled_blocks) == (3, 25, 22)
+    assert (world.own.ended_handoffs, world.peer.store.ended_handoffs) == (["h1"], ["h1"])
+    assert world.prefetches.ended == []
+
+
+def test_an_abort_while_a_prefetch_copies_ends_it_and_the_handoff(world: World) -> None:
+    world.prefetches.is_there = world.prefetches.copies = True
+    world.begin(HANDOFF)
+    assert world.matched() is None
+    world.side.finish("r", aborted=True)
+    assert not world.side.has_pending()
+    assert (world.prefetches.ended, world.peer.store.ended_handoffs) == (["h1"], ["h1"])
+
+
+def test_what_the_engine_has_anyway_is_not_waited_for(world: World) -> None:
+    world.prefetches.is_there = world.prefetches.copies = True
+    world.begin(HANDOFF)
+    assert world.matched(computed=25) == 0
+    assert (world.prefetches.ended, world.peer.store.ended_handoffs) == (["h1"], ["h1"])
+    assert not world.side.has_pending()
