@@ -25,6 +25,7 @@ BENCHMARKS = {
     "tokens": "loadtests.micro.tokens",
     "slab": "loadtests.micro.slab",
     "transport": "loadtests.micro.transport",
+    "overlap": "loadtests.micro.overlap",
     "routing": "loadtests.micro.routing",
     "directory": "loadtests.micro.directory",
 }
