@@ -28,8 +28,12 @@ class SystemNeed:
     package: str
 
 
-# None yet: the tests start Ray and the engines from the virtual environment.
-SYSTEM_NEEDS: tuple[SystemNeed, ...] = ()
+# Of tests/e2e/nodes, which joins two network namespaces; the rest comes from the environment.
+SYSTEM_NEEDS = (
+    SystemNeed("ip", "iproute2"),
+    SystemNeed("tc", "iproute2"),
+    SystemNeed("nsenter", "util-linux"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
