@@ -116,6 +116,10 @@ class EngineHost:
         self.block_hashes[name] = prepared.block_hashes
         self.core.add_request(prepared, wave)
 
+    def prefetch(self, handoff: str, hashes: list[bytes], pull_from: str) -> None:
+        """Begin to take a hand-off's blocks over, as the worker does when it hears of it."""
+        self.connector.session.prefetches.begin(handoff, hashes, pull_from)
+
     def step(self, steps: int = 1) -> None:
         """Step the engine, waiting 1 ms where only the store is awaited."""
         for _ in range(steps):

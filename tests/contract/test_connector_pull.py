@@ -273,3 +273,35 @@ def test_a_request_that_is_aborted_before_it_loads_ends_its_handoff_at_the_peer(
     nodes.decode.call("abort", "d-h8")
     nodes.decode.call("settle")
     assert nodes.peer.ledger_without_leases().published == BLOCKS
+
+
+def test_blocks_that_came_while_prefill_computed_are_loaded_from_the_own_node(
+    nodes: Nodes,
+) -> None:
+    before = nodes.decode.call("stats")["blocks_prefetched_total"]
+    nodes.decode.call("prefetch", "h9", nodes.hashes, nodes.peer.address)
+    nodes.publish("h9")
+
+    def brought() -> int:
+        return int(nodes.decode.call("stats")["blocks_prefetched_total"]) - before
+
+    wait_until(lambda: brought() == BLOCKS, timeout_s=TIMEOUT_S, what=lambda: f"{brought()} blocks")
+    report = nodes.decode_all("h9")
+    assert (report["prefetched_blocks"], report["lookup_blocks"]) == (BLOCKS, BLOCKS)
+    assert (report["loaded_blocks"], report["pulled_blocks"]) == (BLOCKS, 0)
+    assert report["computed_tokens"] - (OUTPUT - 1) <= BLOCK_SIZE
+    digests = [engine.call("cache_digest", name) for engine, name in (
+        (nodes.prefill, "p-h9"), (nodes.decode, "d-h9"),
+    )]  # fmt: skip
+    assert digests[0] == digests[1]
+
+
+def test_a_decode_that_comes_in_the_middle_of_a_prefetch_has_all_of_both_and_leaves_no_lease(
+    nodes: Nodes,
+) -> None:
+    nodes.publish("h10")
+    nodes.decode.call("prefetch", "h10", nodes.hashes, nodes.peer.address)
+    report = nodes.decode_all("h10")  # wherever the prefetch is by then
+    assert report["prefetched_blocks"] + report["pulled_blocks"] == report["loaded_blocks"]
+    assert report["loaded_blocks"] == BLOCKS
+    assert nodes.peer.ledger_without_leases().published == BLOCKS
