@@ -99,7 +99,7 @@ class EndHandoffs(msgspec.Struct, frozen=True, array_like=True, tag=7):
     handoffs: list[str]
 
 
-class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=15):
+class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=17):
     """Ingress to worker: a hand-off for you begins on another node; take its blocks as they come.
 
     ``hashes`` are those of the prompt's full blocks, ``pull_from`` as in Submit. The attempt that

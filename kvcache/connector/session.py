@@ -47,7 +47,8 @@ class ConnectorSession:
         self.peers: Peers | None = None
         self.prefetches: Prefetches | None = None
         self._secret = config.read_secret()
-        self._staging: list[StagingPool] = []
+        self._staging: StagingPool | None = None
+        self._prefetch_staging: StagingPool | None = None
         self._store: BlockStore | None = None
         self._users = 0
 
@@ -96,21 +97,21 @@ class ConnectorSession:
             self._attach_peers(self._secret, registration)
 
     def _attach_peers(self, secret: bytes, registration: Registration) -> None:
-        self.peers = self._make_peers(secret, registration)
+        self.peers, self._staging = self._make_peers(secret, registration)
         if self.config.prefetches_max:
             # Connections and staging of their own: no load waits for a prefetch that hangs.
-            peers = self._make_peers(secret, registration)
+            peers, self._prefetch_staging = self._make_peers(secret, registration)
             self.prefetches = Prefetches(self.config, self.counters, self.store, peers)
 
-    def _make_peers(self, secret: bytes, registration: Registration) -> Peers:
+    def _make_peers(self, secret: bytes, registration: Registration) -> tuple[Peers, StagingPool]:
         config = self.config
         staging = StagingPool(config.pull_staging_slots, registration.layout.slot_bytes)
         settings = TcpSettings(config.pull_streams, config.pull_window_slots)
-        self._staging.append(staging)
-        return Peers(
+        peers = Peers(
             lambda endpoint: TcpSource(endpoint, secret, registration, staging, settings),
             config.peers_max,
         )
+        return peers, staging
 
     def end_handoff(self, handoff: str) -> None:
         """Nobody takes it over, nor its prefetch, if this worker has one. The engine's thread."""
@@ -129,7 +130,8 @@ class ConnectorSession:
         """Totals of both roles. Any thread."""
         config = self.config
         loads = self.loader.in_progress if self.loader is not None else 0
-        staging = [pool.ledger() for pool in self._staging]
+        pools = (self._staging, self._prefetch_staging)
+        staging = [pool.ledger() for pool in pools if pool is not None]
         return self.counters.snapshot(
             config.model,
             config.owner,
