@@ -26,13 +26,8 @@ from kvcache.store import BlockStore, Grant
 from kvcache.transport.wire import HEADER_BYTES as WIRE_HEADER_BYTES
 from kvcache.transport.wire import TRAILER_BYTES
 from tests.unit.kvcache.conftest import TIMEOUT_S, eventually
-from tests.unit.kvcache.connector.test_pull_over_tcp import (
-    NAMES,
-    MakeWorker,
-    Worker,
-    make_worker,
-    node,
-)
+from tests.unit.kvcache.connector.tcp_worker import NAMES, MakeWorker, Worker, make_worker
+from tests.unit.kvcache.connector.test_pull_over_tcp import node
 from tests.unit.kvcache.examples import LAYOUT, MODEL, SLOT_BYTES, chain, content, registration
 from tests.unit.kvcache.steps import TTL_S, publish, settled
 from tests.unit.kvcache.transport.conftest import Node, make_node
