@@ -60,10 +60,11 @@ class World:
         self.counters, self.faults = Counters(), LoadFaults()
         cache = cast("EngineCache", self.cache)
         copies: BlockCopies = HostCopies(cache)
+        self.streams = StubStreams()
         if at_once is not None:
             planes = planes_of({"layer 0": torch.from_numpy(self.cache.rows)}, 16)
             size = at_once * self.cache.slot_bytes
-            copies = DeviceCopies(planes, StubStreams(), size, slab=None)
+            copies = DeviceCopies(planes, self.streams, size, slab=None)
         self.at_once = copies.blocks_at_once
         loader, publisher = (self.connected, self.counters, self.faults), (CONFIG, self.counters)
         self.loader = BlockLoader(cache, *loader, copies=copies)
@@ -120,6 +121,18 @@ def test_a_corrupt_block_ends_the_load_and_everything_after_it_counts_as_bad(
     assert (result.loaded_blocks, result.reason) == (3, "corrupt")
     assert result.failed_block_ids == (11, 12, 13, 14, 15)
     assert (world.cache.rows[11] == 11).all(), "unverified bytes reached the engine"
+
+
+def test_a_load_waits_on_the_device_for_what_was_computed_before_it_was_submitted() -> None:
+    world = World(3)
+    world.publisher.publish([world.save_job(8)])
+    world.faults.hold()
+    world.streams.log.clear()
+    world.loader.submit(world.load(8))
+    (mark,) = world.streams.log  # on this thread, before the load's own thread does anything
+    world.faults.let_go()
+    assert world.finished().loaded_blocks == 8
+    assert world.streams.log.count(f"scatter waits for {mark}") == 3
 
 
 def test_of_the_blocks_copied_at_once_a_corrupt_one_lets_none_reach_the_engine(
