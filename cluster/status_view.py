@@ -14,8 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from cluster.held_view import NODE_CHARACTERS, held_lines
+
 Found = Mapping[str, Any]
-NODE_CHARACTERS = 8
 STATE_STYLES = {"ready": "green", "stalled": "bold red", "refused": "bold red"}
 OTHER_STATE_STYLE = "yellow"
 
@@ -24,16 +25,18 @@ OTHER_STATE_STYLE = "yellow"
 class Snapshot:
     """What one look gave.
 
-    status: of /headwater/status. nodes: of /headwater/ledger, one entry a node.
+    status: of /headwater/status. nodes: of /headwater/ledger, one entry a node; held: what it says
+    of workers and requests, where that was asked for.
     """
 
     endpoint: str
     status: Found
     nodes: Sequence[Found] = field(default_factory=tuple)
+    held: Mapping[str, Sequence[Found]] = field(default_factory=dict)
 
 
 def draw(shot: Snapshot, *, leases: bool, trouble: str = "", when: str = "") -> RenderableType:
-    """Everything, on one screen. leases: each one, with its owner.
+    """Everything, on one screen. leases: all that is held, with owners and ages.
 
     trouble: why what is shown may be old; when: the time that is shown beside the title.
     """
@@ -47,7 +50,7 @@ def draw(shot: Snapshot, *, leases: bool, trouble: str = "", when: str = "") -> 
     parts += [Text(""), *(Text(line) for line in _lines(status))]
     parts += [Text(f"Degraded: {what}", style="yellow") for what in status["degraded"]]
     if leases:
-        parts += [Text(line) for node in shot.nodes for line in _lease_lines(node)]
+        parts += [Text(""), *(Text(line) for line in held_lines(shot.nodes, shot.held))]
     return Group(*parts)
 
 
@@ -201,18 +204,3 @@ def _short(source: str) -> str:
     """A slab is named after its node, by 56 characters."""
     kind, _, name = source.partition(":")
     return f"{kind}:{name[:NODE_CHARACTERS]}" if kind == "slab" else source
-
-
-def _lease_lines(node: Found) -> list[str]:
-    name = node["node"][:NODE_CHARACTERS]
-    if "error" in node:
-        return [f"Slab of node {name}: {node['error']}"]
-    leases = node["books"]["leases"]
-    return [
-        f"Slab of node {name}: {len(leases) or 'no'} leases.",
-        *(
-            f"  lease {lease['key']} of {lease['owner']}: {lease['blocks']} blocks, "
-            f"{lease['age_s']:.1f} s old, ends in {lease['expires_in_s']:.1f} s"
-            for lease in leases
-        ),
-    ]

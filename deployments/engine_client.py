@@ -50,6 +50,7 @@ from deployments.metrics import IngressMetrics
 from deployments.request_flow import RequestFlow
 from deployments.request_record import RecordStore
 from deployments.tenants import alone, salted
+from deployments.worker_ledgers import WorkerLedgers, requests_held
 from deployments.worker_links import WorkerLinks
 from deployments.worker_news import TICK_S, Heard, WorkerNews
 from deployments.worker_views import Readiness, WorkerState, WorkerViews, readiness
@@ -74,6 +75,7 @@ class EngineClient:
         self.edge_counts = EdgeCounts()
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
+        self._ledgers = WorkerLedgers(self.links)
         self._views = WorkerViews(router, block_size=settings.block_size, stall_s=settings.stall_s)
         self.news = WorkerNews(router, self.flow, self._views, time.monotonic())
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
@@ -215,6 +217,8 @@ class EngineClient:
             self._carry_out(self.news.rejected(message, now_s))
         elif isinstance(message, frames.Aborted):
             self._note(message.attempt, f"aborted while {message.stage} at step {message.step}")
+        elif isinstance(message, frames.WorkerLedger):
+            self._ledgers.heard(worker, message)
         elif isinstance(message, frames.CacheEvents):
             is_wrong = self.news.cache_changed(events.decode(message.batch))
             if is_wrong:
@@ -259,6 +263,12 @@ class EngineClient:
             "agent": [f"{name}: {what}" for name, what in self._views.agent_problems().items()],
             "role_missing": [f"no {role} worker takes requests: {instead}" for role in missing],
         }
+
+    async def held(self) -> dict[str, list[dict[str, Any]]]:
+        """All that is held for requests by our workers, and by us, with owners and ages."""
+        workers = await self._ledgers.ask_all()
+        requests = requests_held(self.flow.requests(), time.monotonic())
+        return {"workers": workers, "requests": requests}
 
     def faults(self) -> list[str]:
         """What of this ingress itself has ended and will not come back; empty while it is alive."""

@@ -140,6 +140,10 @@ class EngineLoop:
         """An ingress is gone: what it asked for is aborted (fencing on this side)."""
         self._inbox.put(lambda: self._abort_all(owner))
 
+    def tell_ledger(self, owner: str) -> None:
+        """Say what is held here, for whom and how long, once the thread turns."""
+        self._inbox.put(lambda: self._sinks.send(owner, self._ledger()))
+
     def stop(self) -> None:
         """End the thread after the current step."""
         self._running = False
@@ -326,6 +330,29 @@ class EngineLoop:
             slab_peer=self.slab_peer,
             kv_copies=kv.copies if kv else "",
             slot_bytes=kv.slot_bytes if kv else 0,
+        )
+
+    def _ledger(self) -> frames.WorkerLedger:
+        now_s, held = self._clock(), self.engine.kv_ledger()
+        staging = held.staging if held is not None else None
+        return frames.WorkerLedger(
+            attempts=[
+                frames.AttemptHeld(
+                    name, known.owner, self.engine.status_of(name), now_s - known.received_s
+                )
+                for name, known in self._attempts.items()
+            ],
+            loads=[
+                frames.LoadHeld(
+                    job.request_id, job.lease, len(job.block_ids), job.aborted, now_s - since_s
+                )
+                for job, since_s in (held.loads if held is not None else ())
+            ],
+            staging=[
+                frames.StagingHeld(use.owner, use.state.value, use.slots, use.age_s)
+                for use in (staging.uses if staging is not None else ())
+            ],
+            staging_slots=staging.slots_total if staging is not None else 0,
         )
 
     # ---- the engine's own prefix cache ------------------------------------------------------

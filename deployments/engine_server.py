@@ -131,5 +131,7 @@ class EngineServer:
             self.loop.prefetch(ingress, message)
         elif isinstance(message, frames.Resync):
             self.loop.owner_joined(ingress)
+        elif isinstance(message, frames.AskLedger):
+            self.loop.tell_ledger(ingress)
         else:
             log.warning("unexpected %s from %s ignored", type(message).__name__, ingress)

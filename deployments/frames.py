@@ -195,6 +195,47 @@ class Resync(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """Ingress to worker: send a snapshot of the engine's prefix cache, batches were missed."""
 
 
+class AskLedger(msgspec.Struct, frozen=True, array_like=True, tag=15):
+    """Ingress to worker: say what you hold, for an operator."""
+
+
+class AttemptHeld(msgspec.Struct, frozen=True):
+    """An attempt at a worker. owner: its ingress. status: vLLM's word. age_s: since it came."""
+
+    attempt: str
+    owner: str
+    status: str
+    age_s: float
+
+
+class LoadHeld(msgspec.Struct, frozen=True):
+    """A load of blocks on its way, whose request may have been aborted; lease: the agent's key."""
+
+    request: str
+    lease: str
+    blocks: int
+    aborted: bool
+    age_s: float
+
+
+class StagingHeld(msgspec.Struct, frozen=True):
+    """Staging slots for blocks of other nodes; state: "held" or "quarantined"."""
+
+    owner: str
+    state: str
+    slots: int
+    age_s: float
+
+
+class WorkerLedger(msgspec.Struct, frozen=True, array_like=True, tag=16):
+    """Worker to ingress: all that it holds for requests, whoever they belong to."""
+
+    attempts: list[AttemptHeld]
+    loads: list[LoadHeld]
+    staging: list[StagingHeld]
+    staging_slots: int
+
+
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag=11):
     """Both ways; the peer answers with Pong. A worker's carries its load."""
 
@@ -220,6 +261,8 @@ Message = (
     | Aborted
     | CacheEvents
     | Resync
+    | AskLedger
+    | WorkerLedger
     | Ping
     | Pong
 )

@@ -269,10 +269,11 @@ class Ingress:
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
         return status
 
-    async def _ledger(self, *, scan: bool = True) -> JSONResponse:
-        """Slots and leases of every node's slab, with owners and ages.
+    async def _ledger(self, *, scan: bool = True, owners: bool = True) -> JSONResponse:
+        """Slots and leases of every node's slab, and what workers and we hold, with owners, ages.
 
-        scan False leaves out the independent scan of all slots, for who asks every second.
+        For who asks every second: scan False leaves out the independent scan of all slots, owners
+        False what is not the slabs'.
         """
         nodes = sorted({member.node for member in MEMBERS.present().values()})
         app, model = self._settings.client.directory.app, self._settings.client.model
@@ -285,7 +286,8 @@ class Ingress:
             except (ray.exceptions.RayError, ValueError, TimeoutError) as lost:
                 error = str(lost) or f"the node's agent is silent for {AGENT_TIMEOUT_S:.0f} s"
                 ledgers.append({"node": node, "error": error})
-        return JSONResponse({"nodes": ledgers})
+        held = await self._client.held() if owners else {}
+        return JSONResponse({"nodes": ledgers, **held})
 
     async def _events(self) -> JSONResponse:
         """The ingress's event log, oldest first: (seconds on its clock, subject, what)."""

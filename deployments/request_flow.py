@@ -386,6 +386,10 @@ class RequestFlow:
         stages = [request.stage for request in self._requests.values()]
         return {stage: stages.count(stage) for stage in Stage}
 
+    def requests(self) -> tuple[FlowRequest, ...]:
+        """Those in flight, oldest first; to be read, not changed."""
+        return tuple(self._requests.values())
+
     def stage_of(self, request_id: str) -> Stage | None:
         """Where a request is now; None when it has ended."""
         request = self._requests.get(request_id)

@@ -37,6 +37,20 @@ class SlotCounters:
 
 
 @dataclass(frozen=True, slots=True)
+class FillInfo:
+    """Slots that one owner may be writing to: "filling", or "quarantined" when it took too long.
+
+    age_s is the oldest's. expires_in_s is the first's; below 0 in quarantine, which the owner ends.
+    """
+
+    owner: str
+    state: str
+    slots: int
+    age_s: float
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLedger:
     """free + filling + quarantined + published + retired = slots_total."""
 
@@ -49,4 +63,5 @@ class SlotLedger:
     retired: int
     leased_slots: int
     leases: tuple[LeaseInfo, ...]
+    fills: tuple[FillInfo, ...]
     counters: SlotCounters

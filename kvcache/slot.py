@@ -20,7 +20,10 @@ class SlotState(IntEnum):
 
 @dataclasses.dataclass(slots=True)
 class Slot:
-    """One row. Outside FILLING and QUARANTINED owner is None; used orders eviction."""
+    """One row. Outside FILLING and QUARANTINED owner is None; used orders eviction.
+
+    since_s: when it was granted to its owner.
+    """
 
     state: SlotState = SlotState.FREE
     generation: int = 0
@@ -29,4 +32,5 @@ class Slot:
     checksum: int = 0
     owner: Owner | None = None
     deadline_s: float = 0.0
+    since_s: float = 0.0
     used: int = 0

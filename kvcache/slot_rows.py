@@ -13,6 +13,7 @@ from kvcache.blocks import BlockRef
 from kvcache.events import BlockEvent, BlockRemoved, BlockStored, bits_of, digest
 from kvcache.eviction import Entry, EvictionOrder
 from kvcache.leases import LeaseBook, Owner
+from kvcache.ledger import FillInfo
 from kvcache.slot import Slot, SlotState
 from kvcache.slot_invariants import check_leases, check_rows
 
@@ -63,6 +64,25 @@ class SlotRows:
             if row.owner is not None and row.owner.connection == connection
         ]
 
+    def fills_of(self, now_s: float) -> tuple[FillInfo, ...]:
+        """Who may be writing to how many slots, by owner and state. Mutates nothing."""
+        if not self.states[SlotState.FILLING] + self.states[SlotState.QUARANTINED]:
+            return ()
+        groups: dict[tuple[str, SlotState], list[Slot]] = {}
+        for row in self._slots:
+            if row.owner is not None:
+                groups.setdefault((row.owner.name, row.state), []).append(row)
+        return tuple(
+            FillInfo(
+                owner=owner,
+                state=state.name.lower(),
+                slots=len(rows),
+                age_s=now_s - min(row.since_s for row in rows),
+                expires_in_s=min(row.deadline_s for row in rows) - now_s,
+            )
+            for (owner, state), rows in groups.items()
+        )
+
     def may_write(self, owner: Owner, slot: int, generation: int, block: bytes) -> bool:
         """Whether that is the owner's current right, expired or not."""
         if not 0 <= slot < len(self._slots):
@@ -87,13 +107,14 @@ class SlotRows:
 
     # Transitions
 
-    def grant(self, slot: int, block: bytes, owner: Owner, deadline_s: float) -> int:
+    def grant(self, slot: int, block: bytes, owner: Owner, deadline_s: float, now_s: float) -> int:
         """FREE (from take_free) -> FILLING. Returns the generation."""
         row = self._slots[slot]
         assert row.state is SlotState.FREE
         assert block not in self.named
         row.generation, self._next_generation = self._next_generation, self._next_generation + 1
-        row.hash, row.owner, row.deadline_s = block, owner, deadline_s
+        row.hash, row.owner = block, owner
+        row.deadline_s, row.since_s = deadline_s, now_s
         self.named[block] = slot
         self.fills[slot] = None
         self._fill_deadline_s = min(self._fill_deadline_s, deadline_s)

@@ -165,7 +165,7 @@ class SlotTable:
         lease = None if handoff is None else self._handoff(owner, handoff, handoff_ttl_s, now_s)
         kept = {self._rows.named[block] for block in hashes if block in self._rows.named}
         return tuple(
-            self._allocate_one(owner, block, lease, now_s + ttl_s, kept) for block in hashes
+            self._allocate_one(owner, block, lease, ttl_s, now_s, kept) for block in hashes
         )
 
     def _allocate_one(
@@ -173,7 +173,8 @@ class SlotTable:
         owner: Owner,
         block: bytes,
         lease: Lease | None,
-        deadline_s: float,
+        ttl_s: float,
+        now_s: float,
         kept: set[int],
     ) -> AllocateOutcome:
         held = self._rows.named.get(block)
@@ -194,7 +195,7 @@ class SlotTable:
         slot, has_evicted = taken
         self.counters.evicted_total += has_evicted
         self._await(lease, block)
-        generation = self._rows.grant(slot, block, owner, deadline_s)
+        generation = self._rows.grant(slot, block, owner, now_s + ttl_s, now_s)
         self.counters.allocated_total += 1
         return Grant(block, slot, generation)
 
@@ -310,6 +311,7 @@ class SlotTable:
             retired=states[SlotState.RETIRED],
             leased_slots=leased,
             leases=tuple(lease.info(now_s) for lease in self._leases.all()),
+            fills=self._rows.fills_of(now_s),
             counters=dataclasses.replace(self.counters),
         )
 

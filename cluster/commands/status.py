@@ -25,6 +25,7 @@ SUMMARY = "show workers, requests and blocks of the running cluster"
 TIMEOUT_S = 10.0
 LIVE_TIMEOUT_S = 3.0  # a screen that stands for longer looks dead
 INTERVAL_MIN_S = 0.1
+HELD = ("workers", "requests")
 KEYS = {"workers", "requests", "cache", "directory", "admission", "degraded"}  # what is drawn
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 
@@ -41,14 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="seconds between two looks on a terminal (default: 1)",
     )
-    parser.add_argument("--ledger", action="store_true", help="each lease, with its owner")
+    parser.add_argument(
+        "--ledger", action="store_true", help="all that is held, with owners and ages"
+    )
     config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the status. Raises NotRunningError, unless it was there at the first look."""
     state_dir = config_sources.load(arguments).config.state.dir
-    shot = look(state_dir, scan=arguments.json and arguments.ledger)
+    shot = look(state_dir, scan=arguments.json and arguments.ledger, owners=arguments.ledger)
     if arguments.json:
         sys.stdout.write(json.dumps(as_json(shot, ledger=arguments.ledger), indent=2) + "\n")
         return 0
@@ -60,7 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     return _live(console, shot, state_dir, arguments)
 
 
-def look(state_dir: Path, *, scan: bool = False, timeout_s: float = TIMEOUT_S) -> Snapshot:
+def look(
+    state_dir: Path, *, scan: bool = False, owners: bool = False, timeout_s: float = TIMEOUT_S
+) -> Snapshot:
     """Ask once. Raises NotRunningError, which says what to do."""
     endpoint = running.read(state_dir).endpoint
     status = fetch(endpoint, "/headwater/status", timeout_s=timeout_s)
@@ -71,9 +76,10 @@ def look(state_dir: Path, *, scan: bool = False, timeout_s: float = TIMEOUT_S) -
             f"{endpoint} runs another version of Headwater than this command: restart it "
             "(./headwater stop, then ./headwater serve)"
         )
-    path = f"/headwater/ledger?scan={str(scan).lower()}"
-    nodes = fetch(endpoint, path, timeout_s=timeout_s)["nodes"]
-    return Snapshot(endpoint, status, nodes)
+    path = f"/headwater/ledger?scan={_flag(scan)}&owners={_flag(owners)}"
+    found = fetch(endpoint, path, timeout_s=timeout_s)
+    held = {name: found[name] for name in HELD if name in found}
+    return Snapshot(endpoint, status, found["nodes"], held)
 
 
 def fetch(endpoint: str, path: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -88,12 +94,12 @@ def fetch(endpoint: str, path: str, *, timeout_s: float = TIMEOUT_S) -> dict[str
 
 
 def as_json(shot: Snapshot, *, ledger: bool) -> dict[str, Any]:
-    """The status for machines; ``ledger`` adds every lease, and a scan of the slots."""
+    """The status for machines; ``ledger`` adds all that is held, and a scan of the slots."""
     workers = [
         {**worker, "cached_share": cached_share_of(worker)} for worker in shot.status["workers"]
     ]
     found = {**shot.status, "workers": workers, "nodes": slabs_of(shot.nodes)}
-    return {**found, "ledger": shot.nodes} if ledger else found
+    return {**found, "ledger": shot.nodes, "held": shot.held} if ledger else found
 
 
 def _live(console: Console, shot: Snapshot, state_dir: Path, arguments: argparse.Namespace) -> int:
@@ -109,13 +115,17 @@ def _live(console: Console, shot: Snapshot, state_dir: Path, arguments: argparse
                 time.sleep(arguments.interval)
                 trouble = ""
                 try:
-                    shot = look(state_dir, timeout_s=LIVE_TIMEOUT_S)
+                    shot = look(state_dir, owners=arguments.ledger, timeout_s=LIVE_TIMEOUT_S)
                 except NotRunningError as gone:
                     again = f"looking again every {arguments.interval:g} s, Ctrl-C ends this"
                     trouble = f"{gone}.\nWhat follows is old; {again}."
                 live.update(drawn(trouble), refresh=True)
     except KeyboardInterrupt:
         return 0
+
+
+def _flag(wanted: bool) -> str:  # noqa: FBT001
+    return str(wanted).lower()
 
 
 def _interval(text: str) -> float:

@@ -32,6 +32,7 @@ from deployments.engine.resume import ResumeRunner, ResumeScheduler
 from deployments.engine.settings import EngineSettings
 from deployments.engine.warm_up import warm_up_requests
 from kvcache.connector.layout import EngineCache, layout_of, namespace_of
+from kvcache.connector.session import ConnectorLedger
 from kvcache.connector.stats import ConnectorStats
 from kvcache.events import BlockEvent
 from kvcache.identity import Layout, Namespace
@@ -261,6 +262,11 @@ class InprocessEngine:
         """Return the connector's totals; None without an agent."""
         connector = self._scheduler.get_kv_connector()
         return None if connector is None else cast("ConnectorStats", connector.stats())
+
+    def kv_ledger(self) -> ConnectorLedger | None:
+        """Return what the connector holds now, with ages; None without an agent."""
+        connector = self._scheduler.get_kv_connector()
+        return None if connector is None else cast("ConnectorLedger", connector.session.ledger())
 
     def end_handoffs(self, handoffs: Iterable[str]) -> None:
         """Release hand-off leases that no decode worker will take over."""

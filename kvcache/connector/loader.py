@@ -67,7 +67,7 @@ class BlockLoader:
         self._staging = self._copies.staging()
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._finished: deque[LoadResult] = deque()
-        self._in_progress: set[str] = set()
+        self._in_progress: dict[str, tuple[LoadJob, float]] = {}  # and since when
         self._thread = threading.Thread(target=self._run, name="headwater-load", daemon=True)
         self._thread.start()
 
@@ -76,10 +76,14 @@ class BlockLoader:
         """Jobs submitted and not yet taken by take_finished."""
         return len(self._in_progress)
 
+    def jobs(self) -> tuple[tuple[LoadJob, float], ...]:
+        """Those, each with when it was submitted (time.monotonic). The engine's thread."""
+        return tuple(self._in_progress.values())
+
     def submit(self, job: LoadJob) -> None:
         """Queue a job; it will come back from take_finished exactly once."""
         assert job.request_id not in self._in_progress, job.request_id
-        self._in_progress.add(job.request_id)
+        self._in_progress[job.request_id] = (job, time.monotonic())
         self._counters.add(loads_total=1)
         self._copies.fence()
         self._jobs.put(job)
@@ -89,7 +93,7 @@ class BlockLoader:
         results = []
         while self._finished:
             result = self._finished.popleft()
-            self._in_progress.remove(result.request_id)
+            del self._in_progress[result.request_id]
             results.append(result)
         return results
 

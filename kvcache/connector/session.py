@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.copies import BlockCopies
@@ -16,11 +17,24 @@ from kvcache.connector.faults import LoadFaults, StoreFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.peers import Peers
 from kvcache.connector.prefetch import Prefetches
+from kvcache.connector.records import LoadJob
 from kvcache.connector.stats import ConnectorStats, Counters
 from kvcache.identity import Layout, Namespace
 from kvcache.store import BlockStore, Registration
-from kvcache.transport.staging import StagingPool
+from kvcache.transport.staging import StagingLedger, StagingPool
 from kvcache.transport.tcp import TcpSettings, TcpSource
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorLedger:
+    """What one engine's connector holds: loads on their way, with when they began, and staging.
+
+    Times are the loader's clock's (time.monotonic). staging: None where pulls are off.
+    """
+
+    loads: tuple[tuple[LoadJob, float], ...]
+    staging: StagingLedger | None
+
 
 _sessions: dict[str, ConnectorSession] = {}
 _sessions_lock = threading.Lock()
@@ -125,6 +139,11 @@ class ConnectorSession:
         """The store while it can be used, else None. Any thread."""
         store = self._store
         return store if store is not None and store.connected else None
+
+    def ledger(self) -> ConnectorLedger:
+        """For an operator. The engine's thread."""
+        loads = self.loader.jobs() if self.loader is not None else ()
+        return ConnectorLedger(loads, self._staging.ledger() if self._staging is not None else None)
 
     def stats(self) -> ConnectorStats:
         """Totals of both roles. Any thread."""

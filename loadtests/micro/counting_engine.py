@@ -114,6 +114,10 @@ class CountingEngine:
         """No connector."""
         return
 
+    def kv_ledger(self) -> None:
+        """No connector."""
+        return
+
     def end_handoffs(self, handoffs: Iterable[str]) -> None:
         """No leases."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.client import complete
+from tests.e2e.client import body_of, complete, raw_stream
 from tests.e2e.conftest import ROOT, Cluster
 from tests.e2e.corpus import BLOCK, prompt
 from tests.terminal import CTRL_C, terminal
@@ -49,7 +49,31 @@ def test_a_prompt_that_was_seen_before_counts_as_cached(cluster: Cluster) -> Non
     assert after["admission"]["in_flight"] == 0
 
 
-def _json(cluster: Cluster) -> dict[str, Any]:
-    found = cluster.cli("status", "--json")
+def test_the_ledger_names_owner_and_age_of_all_that_a_running_request_holds(
+    cluster: Cluster,
+) -> None:
+    body = body_of(prompt(BLOCK, 9300), max_tokens=1500, ignore_eos=True)
+    with raw_stream(cluster, body, "ledger") as raw:
+        raw.read_events(2)
+        told = cluster.cli("status", "--ledger").stdout
+        held = _json(cluster, "--ledger")["held"]
+    ingress = cluster.status()["ingress"]
+    (request,) = held["requests"]
+    assert (request["stage"], request["handoff"]) == ("decode", None)
+    assert "ledger" in request["request"]
+    assert request["age_s"] > 0
+    attempts = {w["worker"]: w["attempts"] for w in held["workers"]}
+    assert attempts.keys() == {worker["id"] for worker in cluster.status()["workers"]}
+    (attempt,) = [one for ones in attempts.values() for one in ones]
+    assert attempts[request["worker"]] == [attempt]
+    assert (attempt["owner"], attempt["status"]) == (ingress, "running")
+    assert 0 < attempt["age_s"] <= request["age_s"] + 1
+    assert f"of {ingress}: running, " in told
+    assert "Ingress: 1 request." in told
+    assert all(w["loads"] == [] and w["staging"] == [] for w in held["workers"])
+
+
+def _json(cluster: Cluster, *flags: str) -> dict[str, Any]:
+    found = cluster.cli("status", "--json", *flags)
     assert found.returncode == 0, found.stderr
     return dict(json.loads(found.stdout))

@@ -164,7 +164,7 @@ class SimLoader(BlockLoader):
         self._staging = np.empty((1, 64), np.uint8)
         self._jobs: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
         self._finished = deque()
-        self._in_progress = set()
+        self._in_progress = {}
         self._process = process
         self._steps: Iterator[None] | None = None
         self._load_block_s = load_block_s

@@ -20,6 +20,56 @@ LEASE = {
     "expires_in_s": 28.75,
 }
 
+FILL = {
+    "owner": "prefill-1",
+    "state": "filling",
+    "slots": 1,
+    "age_s": 0.5,
+    "expires_in_s": 59.5,
+}
+HELD: dict[str, Any] = {
+    "workers": [
+        {
+            "worker": "decode-1",
+            "attempts": [
+                {"attempt": "cmpl-7~2", "owner": "ingress-1", "status": "running", "age_s": 3.0}
+            ],
+            "loads": [
+                {
+                    "request": "cmpl-8~1",
+                    "lease": "load-8",
+                    "blocks": 9,
+                    "aborted": True,
+                    "age_s": 0.25,
+                }
+            ],
+            "staging": [{"owner": "10.0.0.2:7", "state": "quarantined", "slots": 2, "age_s": 40.0}],
+            "staging_slots": 16,
+        },
+        {"worker": "prefill-1", "error": "its link ended"},
+    ],
+    "requests": [
+        {
+            "request": "cmpl-7",
+            "trace": "cmpl-7",
+            "stage": "decode",
+            "age_s": 4.0,
+            "worker": "decode-1",
+            "attempt_age_s": 3.1,
+            "handoff": None,
+        },
+        {
+            "request": "cmpl-9",
+            "trace": "cmpl-9",
+            "stage": "parked",
+            "age_s": 1.0,
+            "worker": None,
+            "attempt_age_s": None,
+            "handoff": "cmpl-9~1",
+        },
+    ],
+}
+
 
 def worker(name: str, role: str, **changes: Any) -> dict[str, Any]:
     """A linked worker."""
@@ -96,6 +146,7 @@ def node(**changes: Any) -> dict[str, Any]:
         "retired": 0,
         "leased_slots": 3,
         "leases": [LEASE],
+        "fills": [FILL],
     }
     return {"node": NODE, "pid": 4712, "books": books, **changes}
 
@@ -107,6 +158,7 @@ def serve(server: Endpoint, state_dir: Path, **changes: Any) -> None:
     running.write(state_dir, mine)
     server.objects |= {
         "/headwater/status": status(**changes),
-        "/headwater/ledger?scan=false": {"nodes": [node()]},
-        "/headwater/ledger?scan=true": {"nodes": [node(scan={"free": 170})]},
+        "/headwater/ledger?scan=false&owners=false": {"nodes": [node()]},
+        "/headwater/ledger?scan=false&owners=true": {"nodes": [node()], **HELD},
+        "/headwater/ledger?scan=true&owners=true": {"nodes": [node(scan={"free": 170})], **HELD},
     }

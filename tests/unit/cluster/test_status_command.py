@@ -17,7 +17,15 @@ from cluster.status_view import Snapshot, draw
 from tests.terminal import CTRL_C, terminal
 from tests.unit.cluster import fake_endpoint
 from tests.unit.cluster.fake_endpoint import Endpoint
-from tests.unit.cluster.status_examples import NODE, node, serve, status, unlinked, worker
+from tests.unit.cluster.status_examples import (
+    HELD,
+    NODE,
+    node,
+    serve,
+    status,
+    unlinked,
+    worker,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,8 +81,43 @@ def test_a_slab_has_a_row_and_its_leases_on_demand() -> None:
     assert row_of(lines, NODE[:8]) == [NODE[:8], "182", "170", "11", "1", "0", "3", "1"]
     assert not any("load-7" in line for line in lines)
     told = "\n".join(drawn(node(), leases=True))
-    assert f"Slab of node {NODE[:8]}: 1 leases." in told
+    assert f"Slab of node {NODE[:8]}: 1 lease, 1 owner filling slots." in told
     assert "lease load-7 of decode-1: 3 blocks, 1.2 s old, ends in 28.8 s" in told
+    assert "1 slots filling by prefill-1, 0.5 s old, ends in 59.5 s" in told
+
+
+def test_a_hand_off_tells_what_is_to_come_and_a_quarantine_what_ends_it() -> None:
+    books = node()["books"]
+    books["leases"] = [{**books["leases"][0], "handoff": True, "awaited": 2}]
+    books["fills"] = [{**books["fills"][0], "state": "quarantined", "expires_in_s": -3.0}]
+    told = "\n".join(drawn(node(books=books), leases=True))
+    assert "hand-off load-7 of decode-1: 3 blocks and 2 to come, 1.2 s old" in told
+    assert "1 slots quarantined by prefill-1, 0.5 s old, until their writer has stopped" in told
+
+
+def test_the_ledger_shows_what_workers_and_the_ingress_hold_with_owners_and_ages(
+    server: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--ledger") == 0
+    told = capsys.readouterr().out.splitlines()
+    for line in (
+        "Worker decode-1: 1 attempt, 1 load, 2 of 16 staging slots.",
+        "  attempt cmpl-7~2 of ingress-1: running, 3.0 s old",
+        "  load for cmpl-8~1 under load-8: 9 blocks, aborted, 0.2 s old",
+        "  2 staging slots quarantined by 10.0.0.2:7, 40.0 s old",
+        "Worker prefill-1: its link ended",
+        "Ingress: 2 requests.",
+        "  request cmpl-7: decode at decode-1, 4.0 s old",
+        "  request cmpl-9: parked, 1.0 s old, hand-off cmpl-9~1 open",
+    ):
+        assert line in told
+
+
+def test_without_its_flag_nobody_is_asked_what_it_holds(
+    server: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path) == 0
+    assert "Ingress:" not in capsys.readouterr().out
 
 
 def test_a_node_whose_agent_is_silent_is_told_in_its_row() -> None:
@@ -150,7 +193,9 @@ def test_the_ledger_for_machines_has_every_lease_and_the_scan(
     server: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(tmp_path, "--json", "--ledger") == 0
-    (one,) = json.loads(capsys.readouterr().out)["ledger"]
+    found = json.loads(capsys.readouterr().out)
+    assert found["held"] == HELD
+    (one,) = found["ledger"]
     assert one["books"]["leases"][0]["key"] == "load-7"
     assert one["scan"] == {"free": 170}
 

@@ -25,6 +25,13 @@ MESSAGES: list[frames.Message] = [
     frames.Aborted("r~1", "running", 5),
     frames.CacheEvents(b"e"),
     frames.Resync(),
+    frames.AskLedger(),
+    frames.WorkerLedger(
+        attempts=[frames.AttemptHeld("r~1", "ingress-1", "running", 1.5)],
+        loads=[frames.LoadHeld("r~1", "load:1", 4, aborted=True, age_s=0.5)],
+        staging=[frames.StagingHeld("node", "held", 2, 0.1)],
+        staging_slots=16,
+    ),
     frames.Ping(),
     frames.Ping(frames.Load(waiting=2, degraded="agent")),
     frames.Pong(),
