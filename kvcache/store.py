@@ -340,8 +340,6 @@ class BlockStore:
         # its mapping can still be read then, but there is nobody who answers for it.
         if connection is None or connection.is_lost:
             raise StoreUnavailable(f"no agent: {self._last_error}")
-        if connection.is_lost:  # known before the background thread has put it away
-            raise StoreUnavailable("the agent is lost")
         return connection
 
     def _ask(
