@@ -141,6 +141,11 @@ def measure(rounds: int) -> Runs:
                 for overlap in (False, True):
                     handed = nodes.hand_over(overlap=overlap)
                     assert handed.decode_report["failed_blocks"] == 0
+                    sys.stdout.write(
+                        f"{gbit_s:g} Gbit/s, overlap {overlap}: first token after "
+                        f"{1e3 * handed.first_token_s:.0f} ms, then {handed.gap_ms:.0f} ms\n"
+                    )
+                    sys.stdout.flush()
                     if number:
                         runs.setdefault((gbit_s, overlap), []).append(handed)
     return runs
