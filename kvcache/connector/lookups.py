@@ -122,6 +122,7 @@ class Lookups:
         does that of its prefetch, in the own slab.
         """
         store, peer = self._store(), self._peer(pull_from, report)
+        own = self._taken_over_here(takes_over, pull_from, report)
         if store is None:
             self._counters.add(lookups_degraded_total=1)
             report.degraded = True
@@ -135,7 +136,6 @@ class Lookups:
             lookup.at_peer = PeerLookup(peer, lease, asked)
         if store is not None:
             self._counters.add(lookups_total=1)
-            own = self._taken_over_here(takes_over, pull_from, report)
             lookup.pending = store.lease_prefix(lease, hashes, ttl_s, own)
         return lookup
 

@@ -121,7 +121,6 @@ def make_worker(
             folder = tmp_path_factory.mktemp("w")
             (folder / "secret").write_bytes(secret + b"\n")
             agent = AgentServer(str(folder / "a.sock"), SLAB_BYTES)
-            ends.callback(agent.close)
             # Two blocks on their way at most, so that a held pull is always in its middle.
             few = {"pull_streams": 1, "pull_window_slots": 2, "pull_staging_slots": 4}
             patient = {"lookup_timeout_s": TIMEOUT_S, "pull_timeout_s": TIMEOUT_S}
@@ -132,6 +131,12 @@ def make_worker(
                     **few, **patient, **settings,
                 }
             )  # fmt: skip
+            worker: Worker
+
+            def close_the_last_agent() -> None:
+                worker.agent.close()
+
+            ends.callback(close_the_last_agent)
             session = ConnectorSession.join(str(folder), config)
             ends.callback(session.leave)
             session.attach(dataclasses.replace(NAMESPACE, revision=revision), LAYOUT)

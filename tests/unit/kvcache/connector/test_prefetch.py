@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from kvcache.agent import AgentServer
 from kvcache.connector.prefetch import Prefetches
 from kvcache.connector.records import TransferParams
 from kvcache.store import BlockStore
@@ -207,6 +208,28 @@ def test_a_peer_that_stands_still_holds_up_neither_the_end_nor_the_request(
     assert (report.prefetched_blocks, report.loaded_blocks) == (0, 0)
     assert report.pull_failure == "lookup_timed_out"
     there.go_on()
+
+
+def test_without_its_own_agent_a_prefetch_ends_and_the_blocks_are_pulled(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(prefetches_max=1)
+    begin(worker, node.server.address)
+    node.publish(NAMES[:4], "h1")
+    brought(worker, 4)
+    worker.agent.close()
+    eventually(lambda: worker.session.store() is None, "the loss to be noticed")
+    node.publish(NAMES[4:], "h1")
+    worker.begin(TransferParams("h1", pull_from=node.server.address))
+    report = worker.end()
+    assert (report.loaded_blocks, report.pulled_blocks, report.degraded) == (BLOCKS, BLOCKS, True)
+    assert worker.cache.has(BLOCKS)
+    without_leases(node)
+    worker.agent = AgentServer(worker.agent.socket_path, SLAB_BYTES)
+    eventually(lambda: worker.session.store() is not None, "the next agent")
+    begin(worker, node.server.address, "h2")  # the first one is forgotten
+    assert worker.session.stats().prefetches_total == 2
+    prefetches(worker).end("h2")
 
 
 def test_more_than_prefetches_max_are_refused_and_counted_until_one_ends(
