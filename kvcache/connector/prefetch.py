@@ -92,13 +92,18 @@ class Prefetches:
             return
         deadline_s = now_s + self._config.handoff_ttl_s
         prefetch = _Prefetch(handoff, tuple(hashes), peer.source, deadline_s)
-        self._prefetches[handoff] = prefetch
-        self._counters.add(prefetches_total=1)
         thread = threading.Thread(
             target=self._run, args=(prefetch,), name=f"headwater-prefetch-{handoff}", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread to be had
+            log.warning("no prefetch of %s: %s", handoff, error)
+            self._counters.add(prefetches_refused_total=1)
+            return
+        self._prefetches[handoff] = prefetch
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
-        thread.start()
+        self._counters.add(prefetches_total=1)
 
     def stop(self, handoff: str) -> None:
         """Its attempt has come: what is being copied is finished, and no more is begun."""
