@@ -32,7 +32,14 @@ ENVIRONMENT = {
 class EngineHost:
     """Lives in the child. Each public method is a call of the test; results are plain values."""
 
-    def __init__(self, model: str, extra: dict[str, Any], dtype: str, kv_cache_bytes: int) -> None:
+    def __init__(
+        self,
+        model: str,
+        extra: dict[str, Any],
+        dtype: str,
+        kv_cache_bytes: int,
+        max_model_len: int,
+    ) -> None:
         # Imported here: the parent must stay free of vllm.
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -42,7 +49,7 @@ class EngineHost:
         arguments = AsyncEngineArgs(
             model=model,
             dtype=dtype,
-            max_model_len=2048,
+            max_model_len=max_model_len,
             enforce_eager=True,
             max_num_batched_tokens=512,
             max_num_seqs=8,
@@ -195,6 +202,15 @@ class EngineHost:
         """Call a method of LoadFaults."""
         getattr(self.connector.session.faults, call)(*arguments)
 
+    def store_fault(self, call: str, *arguments: int) -> None:
+        """Call a method of StoreFaults."""
+        getattr(self.connector.session.store_faults, call)(*arguments)
+
+    def store_faults_done(self) -> tuple[int, int]:
+        """Stores that were made to fail, and to be cut, so far."""
+        faults = self.connector.session.store_faults
+        return faults.failed_total, faults.cut_total
+
     def wait_held(self) -> None:
         """Wait until a load stands where `hold` or `hold_after` stops it."""
         assert self.connector.session.faults.held.wait(20.0), "no load came to the hold"
@@ -241,6 +257,22 @@ class EngineHost:
             (block,) = pool.get_cached_block(block_hash, [0])
             cache.copy_out(block.block_id, slot)
             digests.append(hashlib.sha256(slot).hexdigest())
+        return digests
+
+    def cached_digests(self, name: str) -> dict[bytes, str]:
+        """Of an ended request's blocks, those that the engine's own cache holds now, by hash."""
+        import hashlib
+
+        import numpy as np
+
+        cache = self.connector.session.loader._cache
+        pool = self.core.scheduler.kv_cache_manager.block_pool
+        slot, digests = np.empty(cache.slot_bytes, np.uint8), {}
+        for block_hash in self.block_hashes[name]:
+            found = pool.get_cached_block(block_hash, [0])
+            if found:
+                cache.copy_out(found[0].block_id, slot)
+                digests[bytes(block_hash)] = hashlib.sha256(slot).hexdigest()
         return digests
 
     def overwrite_cache(self) -> None:
@@ -310,11 +342,12 @@ class EngineProcess:
         dtype: str = "float32",
         kv_cache_bytes: int = 128 << 20,
         core: int = 0,
+        max_model_len: int = 2048,
     ) -> None:
         os.environ.update(ENVIRONMENT)
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, core, (model, extra, dtype, kv_cache_bytes))
+        arguments = (theirs, core, (model, extra, dtype, kv_cache_bytes, max_model_len))
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()

@@ -208,10 +208,12 @@ class Campaign:
         for seed in range(times):
             self.held_load()
             damaged = damage(self.books, random.Random(seed))
-            report, loads = self.worker.let_go(), 1
-            while self.caught_by(report) and (report := self.next_load()).load_failure is not None:
-                loads += 1  # the second block of two: a pull may find both at once
-            assert loads <= damaged
+            report, loads = self.worker.let_go(), 0
+            while loads == 0 or report.load_failure is not None:
+                self.caught_by(report)
+                loads += 1
+                assert loads <= damaged, "what was damaged stays so"
+                report = self.next_load()  # may find the second block of two, if not both at once
             assert report.loaded_blocks == BLOCKS
             assert self.worker.cache.has(BLOCKS)
             failed += loads

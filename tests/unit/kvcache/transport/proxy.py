@@ -30,6 +30,12 @@ class FlippingProxy:
         with self._lock:
             self._flip = (connection, offset, bit)
 
+    def cut(self) -> None:
+        """Ends every connection that there is; new ones can be made."""
+        for sock in tuple(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def _start(self, work: object, *arguments: object) -> None:
         assert callable(work)
         thread = threading.Thread(target=work, args=arguments, daemon=True)
