@@ -21,6 +21,7 @@ from deployments.front_door import DoorAddress
 from deployments.ingress import Ingress, IngressSettings
 from deployments.listening import ListenSettings
 from deployments.node_agent import AgentSettings
+from deployments.shadow_audit import AuditSettings
 from deployments.worker import EngineWorker, WorkerSettings
 from router.settings import AdmissionSettings, RouterSettings
 
@@ -168,4 +169,5 @@ def _client(args: BuildArguments) -> ClientSettings:
             attempts_max=2 + 2 * config.limits.resume_max,
         ),
         stall_s=config.workers.stall_s,
+        audits=AuditSettings(share=config.slab.audit_share),
     )

@@ -302,6 +302,15 @@ class SlabConfig(Section):
             "again; too long keeps an abandoned request's blocks."
         ),
     )
+    audit_share: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description=(
+            "Share of the greedy requests with reused blocks that are run again without reuse, on "
+            "an idle worker, and compared. More finds wrong blocks sooner; 0 turns it off."
+        ),
+    )
 
 
 class RouterConfig(Section):

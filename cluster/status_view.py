@@ -156,6 +156,7 @@ def _lines(status: Found) -> list[str]:
         f"Requests now: {flying or 'none'}. Ended: {ended}.",
         queue,
         _cache_line(status["cache"]),
+        *_audit_lines(status["audits"]),
         totals,
         _directory_line(status["directory"]),
         *_copies_lines(status["workers"]),
@@ -168,6 +169,15 @@ def _cache_line(cache: Found) -> str:
         f"Cached: {percent(total['cached_share'])} of {total['prompt_tokens']} prompt tokens; "
         f"in the last minute {percent(minute['cached_share'])} of {minute['prompt_tokens']}."
     )
+
+
+def _audit_lines(audits: Found) -> list[str]:
+    """Nothing where audits are off and there were none."""
+    outcomes = audits["outcomes"]
+    if not audits["share"] and not any(outcomes.values()):
+        return []
+    ended = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    return [f"Audits of reused KV ({100 * audits['share']:g} % of requests): {ended}."]
 
 
 def _directory_line(directory: Found) -> str:

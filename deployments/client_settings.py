@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from deployments.directory_actor import DirectorySettings
 from deployments.flow_types import FlowLimits
 from deployments.link import LinkSettings
+from deployments.shadow_audit import AuditSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +34,4 @@ class ClientSettings:
     reconnect_s: float = 0.5
     refused_retry_s: float = 15.0
     stall_s: float = 20.0
+    audits: AuditSettings = field(default_factory=AuditSettings)

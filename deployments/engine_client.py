@@ -19,6 +19,7 @@ from typing import Any
 import ray
 
 from deployments import frames
+from deployments.audit_runs import AuditRuns
 from deployments.cached_share import CachedShare
 from deployments.client_settings import ClientSettings
 from deployments.directory_actor import decode_feed, encode_cursor, ensure_directory
@@ -79,6 +80,10 @@ class EngineClient:
         self._views = WorkerViews(router, block_size=settings.block_size, stall_s=settings.stall_s)
         self.news = WorkerNews(router, self.flow, self._views, time.monotonic())
         self.events: deque[tuple[float, str, str]] = deque(maxlen=4096)
+        audits = settings.audits
+        self._audits = AuditRuns(audits, settings.block_size, self.links.send, self._note)
+        self.audits = self._audits.core
+        records.on_end = self.audits.consider
         self.directory_heard_s: float | None = None
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -174,6 +179,7 @@ class EngineClient:
             handoff=effect.handoff,
             pull_from=self._views.slab_peer(effect.pull_from),
         )
+        self._audits.before_submit(effect.worker)
         self._note(effect.attempt, f"submitted to {effect.worker} as {effect.role}")
         self.links.send(effect.worker, message)
 
@@ -200,13 +206,14 @@ class EngineClient:
     def worker_lost(self, worker: str, reason: str, *, is_member: bool) -> None:
         """A link ended."""
         self._note(worker, f"link lost: {reason}")
+        self.audits.worker_lost(worker)
         self._carry_out(self.news.lost(worker, reason, time.monotonic(), is_member=is_member))
 
     def received(self, worker: str, message: frames.Message) -> None:
         """One message of a worker."""
         now_s = time.monotonic()
         if isinstance(message, frames.Outputs):
-            outputs = decode_outputs(message.outputs)
+            outputs = self._audits.users_of(decode_outputs(message.outputs))
             self._count_cached(outputs, now_s)
             heard = self.news.outputs(worker, outputs, message.timings, message.load, now_s)
             self._heard(worker, heard)
@@ -214,6 +221,7 @@ class EngineClient:
             self._heard(worker, self.news.load(worker, message.load, now_s))
         elif isinstance(message, frames.Rejected):
             self._note(message.attempt, f"rejected: {message.message}")
+            self.audits.rejected(message.attempt)
             self._carry_out(self.news.rejected(message, now_s))
         elif isinstance(message, frames.Aborted):
             self._note(message.attempt, f"aborted while {message.stage} at step {message.step}")
@@ -262,6 +270,7 @@ class EngineClient:
             "stalled": of_state["stalled"],
             "agent": [f"{name}: {what}" for name, what in self._views.agent_problems().items()],
             "role_missing": [f"no {role} worker takes requests: {instead}" for role in missing],
+            "audit": self.audits.words(),
         }
 
     async def held(self) -> dict[str, list[dict[str, Any]]]:
@@ -305,7 +314,9 @@ class EngineClient:
             await asyncio.sleep(TICK_S)
             words = self.degraded()
             now = {what: bool(words[what]) for what in words}
-            self._metrics.publish(self.flow, self.edge_counts, self._router, now)
+            self._metrics.publish(self.flow, self.edge_counts, self._router, self.audits, now)
+            now_s, flying = time.monotonic(), self.flow.in_flight().values()
+            self._audits.tick(self.worker_states(), self.links.open, flying, now_s)
             self._carry_out(self.news.tick(time.monotonic()))
             for worker in self.news.unresolved():
                 self.links.send(worker, frames.Resync())

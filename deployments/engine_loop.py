@@ -40,6 +40,7 @@ class _Attempt:
     owner: str
     received_s: float
     first_token: bool = False
+    is_audit: bool = False
 
 
 @dataclass(slots=True)
@@ -232,8 +233,11 @@ class EngineLoop:
                 "handoff": message.handoff,
                 "publish_handoff": message.role == "prefill" and message.handoff is not None,
                 "pull_from": message.pull_from,
+                "publishes": not message.is_audit,
             }
-            self._attempts[message.attempt] = _Attempt(owner, self._clock())
+            self._attempts[message.attempt] = _Attempt(
+                owner, self._clock(), is_audit=message.is_audit
+            )
             self.engine.add(request, message.resume_tokens, transfer)
             self._prefetching.pop(message.handoff or "", None)  # taken over
         except (RequestRejected, MalformedBlob) as refused:
@@ -268,10 +272,10 @@ class EngineLoop:
     def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
         by_owner: dict[str, StepDelivery] = {}
         for output in outputs:
-            if output.prefill_stats is not None:
+            attempt = self._attempts.get(output.request_id)
+            if output.prefill_stats is not None and not (attempt and attempt.is_audit):
                 self._prompt_tokens += output.prefill_stats.num_prompt_tokens
                 self._cached_tokens += output.prefill_stats.num_cached_tokens
-            attempt = self._attempts.get(output.request_id)
             if attempt is None:
                 continue  # aborted: nobody waits for it
             delivery = by_owner.setdefault(attempt.owner, StepDelivery(attempt.owner))

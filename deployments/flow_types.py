@@ -134,6 +134,7 @@ class AttemptTiming:
 class KvReport:
     """What an attempt did with KV blocks, from its worker at the attempt's end.
 
+    local_tokens: what its engine's own cache had when it was first scheduled.
     loaded includes pulled: what came from another node's slab. pull_failure: why that gave nothing,
     or not all; None where it did, and where it had nothing. prefetched: what had come from there
     before, while prefill computed.
@@ -151,6 +152,7 @@ class KvReport:
     pull_s: float = 0.0
     pull_failure: str | None = None
     prefetched_blocks: int = 0
+    local_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

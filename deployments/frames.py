@@ -77,6 +77,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=5):
     output tokens that exist already. ``handoff`` is the key of the lease under which prefill
     leaves the blocks (role prefill) or under which they are found (role decode). ``pull_from`` is
     where the slab of another node is read that has blocks of it ("host:port"); empty: none.
+    ``is_audit``: nothing of it is published or counted among the users' prompts.
     """
 
     attempt: str
@@ -85,6 +86,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=5):
     resume_tokens: list[int]
     handoff: str | None
     pull_from: str = ""
+    is_audit: bool = False
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=6):

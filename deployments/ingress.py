@@ -210,6 +210,7 @@ class Ingress:
                 "role_fallbacks_total": flow.role_fallbacks_total,
             },
             "cache": client.cached_share.as_json(now_s),
+            "audits": client.audits.as_json(),
             "directory": {"heard_age_s": age_s, "sources": self._sources()} | self._audits(),
             "router": self._router_status(now_s),
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),

@@ -1,4 +1,4 @@
-"""Prometheus metrics of an ingress, through Ray's exporter.
+"""Prometheus metrics of an ingress, through Ray's exporter; a worker's are in worker_metrics.
 
 Read from the flow's and the router's own counters once a second (engine_client's tick), so that
 no request pays for them. Names follow Prometheus: unit suffix, _total for counters. Labels are
@@ -15,13 +15,14 @@ from ray.util.metrics import Counter, Gauge
 if TYPE_CHECKING:
     from deployments.edge_counts import EdgeCounts
     from deployments.request_flow import RequestFlow
+    from deployments.shadow_audit import ShadowAudits
     from router.route import Router
 
-DEGRADATIONS = ("directory", "link_refused", "stalled", "agent", "role_missing")
+DEGRADATIONS = ("directory", "link_refused", "stalled", "agent", "role_missing", "audit")
 
 
 @dataclass(slots=True)
-class _Totals:
+class Totals:
     """Turns totals that only grow into increments of a Ray counter."""
 
     counter: Counter
@@ -40,35 +41,42 @@ class IngressMetrics:
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._outcomes = _Totals(
+        self._outcomes = Totals(
             Counter(
                 "headwater_requests_total",
                 "Requests that ended, by outcome: one a choice; one an HTTP request that had none.",
                 tag_keys=("model", "outcome"),
             )
         )
-        self._refusals = _Totals(
+        self._refusals = Totals(
             Counter(
                 "headwater_http_refusals_total",
                 "HTTP requests refused before an engine request was made, by status.",
                 tag_keys=("model", "status"),
             )
         )
-        self._fallbacks = _Totals(
+        self._fallbacks = Totals(
             Counter(
                 "headwater_router_fallbacks_total",
                 "Decisions that had to leave cached blocks out of account, by reason.",
                 tag_keys=("model", "reason"),
             )
         )
-        self._events = _Totals(
+        self._events = Totals(
             Counter(
                 "headwater_flow_events_total",
                 "Hand-overs, resumes after a lost worker, role fallbacks, late outputs dropped.",
                 tag_keys=("model", "kind"),
             )
         )
-        self._index_evictions = _Totals(
+        self._audits = Totals(
+            Counter(
+                "headwater_audits_total",
+                "Shadow audits by outcome: a request run again without reuse, and compared.",
+                tag_keys=("model", "outcome"),
+            )
+        )
+        self._index_evictions = Totals(
             Counter(
                 "headwater_router_index_evictions_total",
                 "Blocks that the router's index dropped to stay within its bound.",
@@ -106,10 +114,17 @@ class IngressMetrics:
         )
 
     def publish(
-        self, flow: RequestFlow, edge: EdgeCounts, router: Router, degraded: dict[str, bool]
+        self,
+        flow: RequestFlow,
+        edge: EdgeCounts,
+        router: Router,
+        audits: ShadowAudits,
+        degraded: dict[str, bool],
     ) -> None:
         """Bring all metrics up to date. ``degraded`` has a value for each of DEGRADATIONS."""
         model = {"model": self._model}
+        for audited, total in audits.outcomes.items():
+            self._audits.set(model | {"outcome": audited.value}, total)
         for outcome, total in flow.outcomes.items():
             ended = total + edge.outcomes[outcome]
             self._outcomes.set(model | {"outcome": outcome.value}, ended)

@@ -376,6 +376,7 @@ class RequestFlow:
         record = request.record
         record.outcome, record.detail, record.ended_s = outcome, detail, now_s
         self.outcomes[outcome] += 1
+        self._records.ended(request.intake, record, request.tokens)
         del self._requests[request.intake.request_id]
         return self._end_handoff(request)
 

@@ -7,6 +7,7 @@ and the status endpoint. Holds no tokens and no text.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -119,6 +120,7 @@ class RecordStore:
         assert records_max > 0, records_max
         self._records_max = records_max
         self._records = 0
+        self.on_end: Callable[[Intake, RequestRecord, Sequence[int]], None] | None = None
         self._by_trace: OrderedDict[str, deque[RequestRecord]] = OrderedDict()
 
     def add(self, record: RequestRecord) -> None:
@@ -132,6 +134,11 @@ class RecordStore:
             self._records -= 1
             if not oldest:
                 del self._by_trace[trace_id]
+
+    def ended(self, intake: Intake, record: RequestRecord, tokens: Sequence[int]) -> None:
+        """A request has ended, with these tokens, and is forgotten but for its record."""
+        if self.on_end is not None:
+            self.on_end(intake, record, tokens)
 
     def get(self, trace_id: str) -> tuple[RequestRecord, ...]:
         """The engine requests of one HTTP request, oldest first; empty when unknown."""

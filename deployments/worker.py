@@ -21,6 +21,7 @@ from deployments.engine_server import EngineServer
 from deployments.listening import ListenSettings, listening_here
 from deployments.node_agent import AgentSettings, ensure_agent
 from deployments.secret import read_secret
+from deployments.worker_metrics import WorkerMetrics
 
 log = logging.getLogger("headwater.worker")
 
@@ -87,18 +88,21 @@ class EngineWorker:
             self._welcome(),
             InprocessEngine.encode_outputs,
         )
+        self._metrics = WorkerMetrics(settings.engine.served_model, settings.engine.role)
         self._following = asyncio.create_task(self._follow_agent(), name="agent")
         where = f"{self._host}:{self._port}"
         log.info("%s is ready at %s, cores %s", self.worker_id, where, cores or "any")
 
     async def _follow_agent(self) -> None:
-        """Tell ingresses where our node's slab is read: an agent that starts anew moves.
+        """Tell ingresses where our node's slab is read: an agent that starts anew moves. And the
+        metrics what the connector counted.
 
         The call waits while Ray restarts the agent.
         """
         loop = self._server.loop
         while True:
             await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
+            self._metrics.publish(loop.engine.kv_stats())
             try:
                 loop.slab_peer = await self._agent.peer_address.remote()
             except ray.exceptions.RayError as lost:

@@ -135,8 +135,8 @@ class InprocessEngine:
         """Queue a request; it runs in later steps. Mutates `request`.
 
         resume_tokens: output tokens that the request already has; it goes on after them.
-        kv_params: the connector's, {"handoff": key or None, "publish_handoff": bool}. What a client
-        put into extra_args for a connector is dropped.
+        kv_params: the connector's, as kvcache.connector.records.TransferParams has them. What a
+        client put into extra_args for a connector is dropped.
         Raises RequestRejected and leaves the engine as it was.
         """
         check_request(request, resume_tokens, self._limits, self._config.model_config)

@@ -26,11 +26,13 @@ class TransferParams:
     prefill), otherwise the one to take over (a decode).
     pull_from: "host:port" of the peer server of a node whose slab has blocks that the worker's own
     has not; empty: none. A hand-off to take over lies there, where this is given.
+    publishes: whether the blocks that it computes are offered to the slab.
     """
 
     handoff: str | None = None
     publish_handoff: bool = False
     pull_from: str = ""
+    publishes: bool = True
 
     @property
     def takes_over(self) -> str | None:
@@ -45,7 +47,12 @@ class TransferParams:
         assert handoff is None or isinstance(handoff, str), handoff
         pull_from = ours.get("pull_from") or ""
         assert isinstance(pull_from, str), pull_from
-        return cls(handoff, bool(ours.get("publish_handoff")) and handoff is not None, pull_from)
+        return cls(
+            handoff,
+            bool(ours.get("publish_handoff")) and handoff is not None,
+            pull_from,
+            bool(ours.get("publishes", True)),
+        )
 
 
 @dataclass(slots=True)

@@ -183,7 +183,7 @@ class SchedulerSide:
             state.offered = 0 if publishes else computed_tokens // self._block_size
         full = min((computed_tokens + new_tokens) // self._block_size, len(hashes))
         start = state.offered
-        if full <= start:
+        if full <= start or not state.params.publishes:
             return None
         state.offered = full
         store = self._store()

@@ -119,6 +119,8 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
         *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
         *("--set", f"engine.block_size_tokens={BLOCK}"),
         *("--set", f"limits.queue_max_requests={QUEUE_MAX}"),
+        # An audit is work for an engine that a test may believe to be idle.
+        *("--set", "slab.audit_share=0"),
         *flags,
     ]
     with log.open("wb") as output:

@@ -119,6 +119,7 @@ def status(**changes: Any) -> dict[str, Any]:
             "role_fallbacks_total": 0,
         },
         "cache": {"total": cached, "last_minute": nothing},
+        "audits": {"share": 0.0, "outcomes": {"agreed": 0, "disagreed": 0}},
         "directory": {
             "heard_age_s": 0.31,
             "sources": [

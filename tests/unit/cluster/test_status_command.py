@@ -58,6 +58,17 @@ def row_of(lines: list[str], name: str) -> list[str]:
 # ---- what is drawn ----------------------------------------------------------------------------
 
 
+def test_audits_have_a_line_where_they_are_on_or_there_were_some() -> None:
+    outcomes = {"agreed": 12, "tied": 1, "disagreed": 0, "unfinished": 2}
+    told = "1 % of requests): 12 agreed, 1 tied, 0 disagreed, 2 unfinished."
+    on = drawn(audits={"share": 0.01, "outcomes": outcomes})
+    assert [line for line in on if line.startswith("Audits")] == [f"Audits of reused KV ({told}"]
+    nothing = dict.fromkeys(outcomes, 0)
+    assert any("Audits" in line for line in drawn(audits={"share": 0.01, "outcomes": nothing}))
+    assert any("Audits" in line for line in drawn(audits={"share": 0.0, "outcomes": outcomes}))
+    assert not any("Audits" in line for line in drawn(audits={"share": 0.0, "outcomes": nothing}))
+
+
 def test_each_worker_has_a_row_with_its_figures() -> None:
     lines = drawn(node())
     assert row_of(lines, "WORKER")[:4] == ["WORKER", "ROLE", "STATE", "PID"]

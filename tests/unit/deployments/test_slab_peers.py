@@ -89,6 +89,7 @@ async def test_an_attempt_takes_the_address_to_the_connector() -> None:
             "handoff": "r~1",
             "publish_handoff": False,
             "pull_from": FIRST,
+            "publishes": True,
         }
         assert here.engine.transfers["near"]["pull_from"] == ""
 
