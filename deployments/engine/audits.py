@@ -44,10 +44,15 @@ def is_comparable(payload: object) -> bool:
         return False
     plain = SamplingParams()
     return all(
-        getattr(params, name) in (getattr(plain, name), [], {})
+        _means_the_same(getattr(params, name), getattr(plain, name))
         for name in SamplingParams.__struct_fields__
         if name not in _WITHOUT_EFFECT
     )
+
+
+def _means_the_same(given: object, default: object) -> bool:
+    """The front end settles what was left open: no watermark is False there, None by default."""
+    return given == default or (not default and (given is False or given in ([], {})))
 
 
 def as_audit(payload: object, attempt: str, output_tokens: int) -> EngineCoreRequest:

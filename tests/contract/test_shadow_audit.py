@@ -220,7 +220,9 @@ def test_audits_of_a_sound_engine_raise_no_false_alarm(world: World) -> None:
     [
         ({}, True),
         ({"stop": ["."], "logprobs": 3, "seed": 5, "ignore_eos": True}, True),
+        ({"watermarking": False}, True),
         ({"temperature": 0.7}, False),
+        ({"thinking_token_budget": 0}, False),
         ({"temperature": 1.0, "seed": 5}, False),
         ({"frequency_penalty": 0.5}, False),
         ({"repetition_penalty": 1.1}, False),
