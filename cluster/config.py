@@ -306,10 +306,7 @@ class SlabConfig(Section):
         default=0.001,
         ge=0,
         le=1,
-        description=(
-            "Share of the greedy requests with reused blocks that are run again without reuse, on "
-            "an idle worker, and compared. More finds wrong blocks sooner; 0 turns it off."
-        ),
+        description="Share of greedy requests run again without reuse, and compared; 0 is off.",
     )
 
 

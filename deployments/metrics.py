@@ -88,14 +88,14 @@ class IngressMetrics:
             "Distinct blocks in the router's index.",
             tag_keys=("model",),
         )
-        self._digests = _Totals(
+        self._digests = Totals(
             Counter(
                 "headwater_directory_digests_total",
                 "Digests of writers compared with the router's index, by outcome.",
                 tag_keys=("model", "outcome"),
             )
         )
-        self._doubts = _Totals(
+        self._doubts = Totals(
             Counter(
                 "headwater_directory_degraded_total",
                 "Times that a writer's blocks stopped counting until its snapshot, by reason.",

@@ -121,9 +121,8 @@ class RequestFlow:
         if left_by is not None:  # the connector looks for the hand-off where it pulls from
             pull_from = left_by if left_by != self._node_of(worker) else ""
         name = f"{intake.request_id}~{len(request.record.attempts) + 1}"
-        attempt = AttemptRecord(
-            name, worker, role, why, now_s, len(request.tokens), pull_from=pull_from
-        )
+        attempt = AttemptRecord(name, worker, role, why, now_s, len(request.tokens))
+        attempt.pull_from = pull_from
         request.record.attempts.append(attempt)
         request.record.detail = ""
         request.attempt = attempt
