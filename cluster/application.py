@@ -21,7 +21,7 @@ from deployments.front_door import DoorAddress
 from deployments.ingress import Ingress, IngressSettings
 from deployments.listening import ListenSettings
 from deployments.node_agent import AgentSettings
-from deployments.shadow_audit import AuditSettings
+from deployments.shadow_audit import AuditSettings, tie_nats_of
 from deployments.worker import EngineWorker, WorkerSettings
 from router.settings import AdmissionSettings, RouterSettings
 
@@ -169,5 +169,7 @@ def _client(args: BuildArguments) -> ClientSettings:
             attempts_max=2 + 2 * config.limits.resume_max,
         ),
         stall_s=config.workers.stall_s,
-        audits=AuditSettings(share=config.slab.audit_share),
+        audits=AuditSettings(
+            share=config.slab.audit_share, tie_nats=tie_nats_of(config.model.dtype)
+        ),
     )

@@ -19,7 +19,7 @@ import pytest
 
 from deployments.flow_types import AbortAttempt, Intake, Outcome, Role
 from deployments.request_record import AttemptRecord, RequestRecord
-from deployments.shadow_audit import AuditSettings, ShadowAudits, StartAudit
+from deployments.shadow_audit import AuditSettings, ShadowAudits, StartAudit, tie_nats_of
 from deployments.worker_news import kv_report
 from kvcache.agent import AgentServer
 from kvcache.slab import checksum
@@ -143,7 +143,7 @@ def harness(agent: AgentServer) -> Iterator[Harness]:
 def world(harness: Harness, agent: AgentServer) -> Iterator[World]:
     from deployments.engine.audits import is_comparable
 
-    settings = AuditSettings(share=1.0, waiting_max=BATCH)
+    settings = AuditSettings(share=1.0, waiting_max=BATCH, tie_nats=tie_nats_of(DTYPE))
     world = World(harness, agent, ShadowAudits(settings, BLOCK_SIZE, is_comparable))
     yield world
     agent.validate()

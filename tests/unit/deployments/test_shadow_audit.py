@@ -19,6 +19,7 @@ from deployments.shadow_audit import (
     ShadowAudits,
     StartAudit,
     is_sampled,
+    tie_nats_of,
 )
 
 BLOCK = 32
@@ -156,9 +157,19 @@ def test_the_log_line_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert f"and {100 - BLOCKS_LOGGED_MAX} more" in caplog.text
 
 
-@pytest.mark.parametrize(("gap", "outcome"), [(0.05, "tied"), (0.5, "disagreed")])
-def test_two_tokens_that_were_as_good_as_equal_are_a_tie(gap: float, outcome: str) -> None:
-    core = audits()
+@pytest.mark.parametrize(
+    ("dtype", "gap", "outcome"),
+    [
+        ("float32", 0.05, "tied"),
+        ("float32", 0.2, "disagreed"),
+        ("bfloat16", 0.25, "tied"),
+        ("bfloat16", 0.75, "disagreed"),
+    ],
+)
+def test_two_tokens_that_were_as_good_as_equal_are_a_tie(
+    dtype: str, gap: float, outcome: str
+) -> None:
+    core = audits(replace(ALL, tie_nats=tie_nats_of(dtype)))
     core.consider(*finished())
     core.outputs(started(core).attempt, step((11, 19), gap=gap))
     assert ended(core) == {outcome: 1}
