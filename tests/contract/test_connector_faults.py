@@ -144,22 +144,26 @@ def test_dir_05_blocks_whose_store_failed_or_was_cut_short_are_never_used(slabs:
     slabs.forget()
     stats = slabs.engine.call("stats")
     retired = slabs.own.ledger().counters.retired_total
-    fills = sum(len(ids) // BLOCK_SIZE for ids in asked)
-    for count, skip in enumerate(rng.sample(range(fills), fills // 5)):
-        slabs.engine.call("store_fault", ("fail_fill", "cut_fill")[count % 2], skip)
-    published = 0
+    fills = 0
     for number, ids in enumerate(asked):
+        blocks = len(ids) // BLOCK_SIZE
+        fills += blocks
+        if number % 5 == 0:
+            slabs.engine.call("store_fault", "fail_fill", rng.randrange(blocks))
+        elif number % 5 in {2, 4}:
+            for skip in rng.sample(range(blocks), 2):
+                slabs.engine.call("store_fault", "cut_fill", skip)
         result = slabs.engine.call("generate", f"first-{number}", ids, OUTPUT)
         assert result["tokens"] == references[number]
-        published += result["report"]["published_blocks"]
     failed, cut = slabs.engine.call("store_faults_done")
     slabs.engine.call("synchronise")
-    assert failed > 2 and cut > 2
-    assert slabs.own.ledger().published == published < fills, "a failed store is not found"
+    assert failed + cut >= fills / 5
+    assert slabs.own.ledger().published <= fills - failed, "a failed store is not found"
 
     caught, passes = 0, 0
     while True:
         passes += 1
+        assert passes <= 4, "two blocks of a prompt at most were cut: each pass finds one"
         assert slabs.engine.call("reset_prefix_cache"), "the device's cache is cleared"
         was = counted(slabs)
         for number, ids in enumerate(asked):
