@@ -75,6 +75,9 @@ def test_requests_that_reused_blocks_are_audited_and_nothing_of_it_is_in_the_boo
         timeout_s=AUDIT_TIMEOUT_S,
         what="the exporter to tell of them",
     )
+    # The workers' own counters come the same way.
+    told = exported(audited, "headwater_kv_blocks_total", "way")
+    assert told["published"] > 0
     wait_until(
         lambda: not ledger_faults(audited),
         timeout_s=AUDIT_TIMEOUT_S,
