@@ -97,7 +97,7 @@ def _slots(config: Config) -> int:
 def _worker(args: BuildArguments, role: Role) -> Application:
     config = args.config
     count = {Role.PREFILL: config.workers.prefill, Role.DECODE: config.workers.decode}[role]
-    cores = config.workers.cores_per_worker
+    cores = config.workers.cores_each
     deployment = serve.deployment(
         name=f"{role.value.capitalize()}Worker",
         num_replicas=count.replicas,
@@ -142,6 +142,7 @@ def _engine(args: BuildArguments, role: Role) -> EngineSettings:
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         enforce_eager=config.engine.enforce_eager,
+        tensor_parallel_size=config.workers.tensor_parallel_size,
         connector_extra={
             "lease_ttl_s": config.slab.lease_ttl_s,
             "handoff_ttl_s": config.slab.handoff_ttl_s,
@@ -162,6 +163,7 @@ def _client(args: BuildArguments) -> ClientSettings:
             "block_size": str(config.engine.block_size_tokens),
             "dtype": config.model.dtype,
             "max_model_len": str(config.model.max_model_len),
+            "tensor_parallel_size": str(config.workers.tensor_parallel_size),
         },
         directory=DirectorySettings(app=args.app),
         limits=FlowLimits(

@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from cluster.config_links import LinksConfig
 from cluster.config_section import Section
 from cluster.config_tenants import TenantsConfig
 
@@ -171,8 +172,18 @@ class WorkersConfig(Section):
         ge=1,
         le=256,
         description=(
-            "Cores, and so compute threads, of one worker. Workers that share cores slow each "
-            "other down by far more than half."
+            "Cores, and so compute threads, of one worker, or of one of its ranks. Workers that "
+            "share cores slow each other down by far more than half."
+        ),
+    )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "Ranks that each worker of both roles splits the model over, each a process with "
+            "cores_per_worker cores. Must divide the model's KV heads. Blocks of other nodes are "
+            "not pulled with more than one."
         ),
     )
     pin_cores: bool = Field(
@@ -200,6 +211,11 @@ class WorkersConfig(Section):
             "elsewhere. A replacement takes 12 to 17 s and begins with an empty cache."
         ),
     )
+
+    @property
+    def cores_each(self) -> int:
+        """Cores of one worker, all its ranks together."""
+        return self.cores_per_worker * self.tensor_parallel_size
 
     @model_validator(mode="after")
     def _replaced_after_it_is_avoided(self) -> Self:
@@ -249,29 +265,6 @@ class RayConfig(Section):
     )
     dashboard_port: int = Field(
         default=8265, ge=0, le=65535, description="The dashboard's TCP port; 0 takes a free one."
-    )
-
-
-class LinksConfig(Section):
-    """What workers listen on for ingresses (tokens), and node agents for other nodes (blocks)."""
-
-    host: str | None = Field(
-        default=None,
-        min_length=1,
-        description=(
-            "Address that workers and node agents listen on. Without one, each node's own in "
-            "Ray's books: loopback on a cluster that is started here, and where Ray itself "
-            "listens on a running one. 0.0.0.0 takes all."
-        ),
-    )
-    advertised_host: str | None = Field(
-        default=None,
-        min_length=1,
-        description=(
-            "Address that ingresses and other nodes are told. Without one, the address that is "
-            "listened on, or with 0.0.0.0 the node's own in Ray's books. Leave it out on several "
-            "machines: all would tell the same."
-        ),
     )
 
 

@@ -134,7 +134,7 @@ def _someone_listens(address: str) -> None:
 
 def _local_arguments(config: Config) -> dict[str, object]:
     roles = (config.workers.prefill, config.workers.decode)
-    wanted = config.workers.cores_per_worker * sum(role.replicas for role in roles)
+    wanted = config.workers.cores_each * sum(role.replicas for role in roles)
     # One node has to offer what is spread over groups of nodes elsewhere.
     resources: Counter[str] = Counter()
     for role in roles:

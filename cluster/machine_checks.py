@@ -83,7 +83,7 @@ def check_cores(facts: Facts, config: Config) -> Verdict:
     """A core for each worker's each thread."""
     if config.ray.address is not None:
         return Level.OK, _elsewhere(config)
-    workers, each = _workers(config), config.workers.cores_per_worker
+    workers, each = _workers(config), config.workers.cores_each
     wanted = workers * each
     what = f"{workers} workers × {each} want {wanted}; {facts.cores:g} usable here"
     if facts.cores >= wanted:
@@ -340,7 +340,10 @@ def _workers(config: Config) -> int:
 
 def _wanted_bytes(facts: Facts, config: Config) -> int:
     """Memory without the slab. Weights are taken to lie on disk in two bytes each."""
-    each = ENGINE_BYTES + _weights_bytes(facts, config) + config.engine.kv_cache_mib * MIB
+    ranks = config.workers.tensor_parallel_size
+    processes = ranks + (ranks > 1)  # the ranks, and the engine that leads them
+    kv_bytes = config.engine.kv_cache_mib * MIB
+    each = processes * ENGINE_BYTES + _weights_bytes(facts, config) + kv_bytes
     return _workers(config) * each + REST_BYTES
 
 

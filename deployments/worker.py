@@ -71,6 +71,7 @@ class EngineWorker:
             owner=self.worker_id,
             agent_socket=address,
             core=cores[0] if len(cores) == 1 else None,
+            rank_cores=tuple(cores) if settings.engine.tensor_parallel_size > 1 else (),
         )
         # vLLM takes seconds to import: here, in the replica, never where the class is only named.
         from deployments.engine.inprocess import InprocessEngine
@@ -117,6 +118,7 @@ class EngineWorker:
         namespace = {f.name: str(getattr(identity, f.name)) for f in fields(identity)}
         # No part of a block's identity, but a request that one worker takes must suit the next.
         namespace["max_model_len"] = str(engine.max_model_len)
+        namespace["tensor_parallel_size"] = str(engine.tensor_parallel_size)
         return frames.Welcome(
             worker=self.worker_id,
             incarnation=loop.incarnation,

@@ -27,6 +27,7 @@ from typing import Final
 from kvcache.agent_peers import Peers
 from kvcache.agent_session import Session, SessionState
 from kvcache.agent_socket import is_same_user, listen, lock_path
+from kvcache.agent_writers import WriterGroups
 from kvcache.arena import Arena, check_protocol
 from kvcache.errors import (
     ProtocolError,
@@ -73,6 +74,7 @@ class AgentServer:
         self._lock = threading.RLock()  # guards the arenas; held while one request is handled
         self._arenas: dict[str, Arena] = {}
         self._sessions: dict[int, Session] = {}
+        self._writers = WriterGroups()
         self._last_connection = 0  # of sessions and peers: owners share one number space
         self._is_closing = False
         self._has_announced = False
@@ -311,6 +313,7 @@ class AgentServer:
             session.send(Refused(refused.reason, refused.differences))
             self._condemn(session, f"{hello.owner} refused: {refused}")
             return
+        session.writes_for = hello.writes_for  # before it is told where to write
         session.welcome(arena, Owner(hello.owner, session.number), self.incarnation)
         log.info("%s (%s, pid %d) registered", session.name, hello.role, hello.pid)
 
@@ -359,7 +362,8 @@ class AgentServer:
         session.sock.close()
         del self._sessions[session.number]
         if session.arena is not None:
-            session.arena.owner_lost(session.number, self._clock(), writer_gone=True)
+            for number, is_gone in self._writers.ended(session, self._sessions.values()):
+                session.arena.owner_lost(number, self._clock(), writer_gone=is_gone)
 
     def _end(self) -> None:
         with self._lock:

@@ -40,6 +40,7 @@ class Session:
         self.state = SessionState.NEW
         self.arena: Arena | None = None
         self.owner: Owner | None = None
+        self.writes_for: str | None = None  # another session's owner, whose slots it writes to
         self._inbox = Inbox()
         self._outbox = Outbox()
 

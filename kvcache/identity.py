@@ -52,8 +52,10 @@ class Namespace:
 class Layout:
     """How the bytes of one block lie in a slot: block-major, all layers one after another.
 
-    slot_bytes = layers x layer_bytes; head_range is the half-open range of KV heads in it (one
-    tensor-parallel rank); isa names the instruction set that packed them; order names the axes.
+    slot_bytes = layers x layer_bytes; head_range is the half-open range of KV heads in it; isa
+    names the instruction set that packed them; order names the axes. Of an engine of several
+    tensor-parallel ranks a slot holds all ranks' parts, rank by rank: equal shares of the heads,
+    each with all layers, and layer_bytes is the sum over the ranks.
     """
 
     slot_bytes: int
@@ -63,6 +65,7 @@ class Layout:
     head_range: tuple[int, int]
     isa: str
     order: str
+    ranks: int = 1
 
     def differences(self, other: Layout) -> tuple[str, ...]:
         """Each field that differs, as "isa: avx512 here, avx2 there"; empty when equal."""

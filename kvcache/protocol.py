@@ -39,7 +39,10 @@ SlotRight = tuple[BlockHash, U64, U64]  # hash, slot, generation
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """The first message: who the worker is and what its blocks are."""
+    """The first message: who the worker is and what its blocks are.
+
+    writes_for: another owner, whose grants this one writes to as well: a rank of its engine.
+    """
 
     version: int
     owner: Key
@@ -47,6 +50,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     pid: int
     namespace: Namespace
     layout: Layout
+    writes_for: Key | None = None
 
 
 class Wait(msgspec.Struct, frozen=True, array_like=True):

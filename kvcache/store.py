@@ -18,7 +18,6 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
@@ -38,17 +37,15 @@ from kvcache.errors import (
     KvCacheError,
     ProtocolError,
     RegistrationRefused,
+    StaleBlock,
     StoreUnavailable,
 )
-from kvcache.identity import Layout, Namespace
 from kvcache.pending import Pending
 from kvcache.protocol import (
-    PROTOCOL_VERSION,
     Abandon,
     Allocate,
     Allocated,
     EndHandoff,
-    Hello,
     Leased,
     LeasePrefix,
     Publish,
@@ -59,6 +56,7 @@ from kvcache.protocol import (
     Suspect,
     Wait,
 )
+from kvcache.registration import Registration
 from kvcache.slab import checksum
 
 __all__ = [
@@ -80,21 +78,6 @@ RETRY_LAST_S: Final = 1.0
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """Who a worker is, and what its blocks are. owner is the worker's id."""
-
-    owner: str
-    role: str
-    pid: int
-    namespace: Namespace
-    layout: Layout
-
-    def hello(self) -> Hello:
-        """As the agent wants to hear it."""
-        return Hello(PROTOCOL_VERSION, self.owner, self.role, self.pid, self.namespace, self.layout)
 
 
 class BlockStore:
@@ -280,6 +263,23 @@ class BlockStore:
         """
         with self._current().filling(grant) as slot:
             yield slot
+
+    @contextlib.contextmanager
+    def filling_part(self, grant: Grant, incarnation: str) -> Iterator[NDArray[np.uint8]]:
+        """As filling(), of a grant of the owner that this store writes for.
+
+        incarnation: of the agent that gave it. Raises StaleBlock where another one is connected.
+        """
+        assert self.registration.writes_for is not None
+        connection = self._current()
+        if connection.incarnation != incarnation:
+            raise StaleBlock(f"slot {grant.slot} was granted by another agent")
+        connection.hold([grant])
+        try:
+            with connection.filling(grant) as slot:
+                yield slot
+        finally:
+            connection.drop([grant.generation])
 
     def fill(self, grant: Grant, parent: bytes | None, source: NDArray[np.uint8]) -> FilledBlock:
         """Copies source (uint8, shape (slot_bytes,)) into the granted slot. Raises as filling()."""

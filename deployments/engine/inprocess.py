@@ -1,4 +1,5 @@
-"""One vLLM engine in this process, without sockets, processes or an event loop of its own.
+"""One vLLM engine in this process, without sockets or an event loop of its own; with several
+tensor-parallel ranks, these are processes of their own.
 
 Called by: a worker, from its engine thread alone, but for decode_request and encode_outputs, which
 any thread may call. Must not: import ray; hide an error that could have left the engine in doubt
@@ -17,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from deployments.engine import codec
-from deployments.engine.build import build_core, engine_config
+from deployments.engine.build import bind_ranks, build_core, engine_config
 from deployments.engine.cache_events import CacheEventLog
 from deployments.engine.errors import EngineMismatch, RequestRejected
 from deployments.engine.hashing import hash_root
@@ -31,7 +31,7 @@ from deployments.engine.request_checks import Limits, check_request
 from deployments.engine.resume import ResumeRunner, ResumeScheduler
 from deployments.engine.settings import EngineSettings
 from deployments.engine.warm_up import warm_up_requests
-from kvcache.connector.layout import EngineCache, layout_of, namespace_of
+from kvcache.connector.layout import EngineCache, layout_of, namespace_of, planned_layout
 from kvcache.connector.session import ConnectorLedger
 from kvcache.connector.stats import ConnectorStats
 from kvcache.events import BlockEvent
@@ -91,6 +91,7 @@ class InprocessEngine:
         as relied upon, and whatever vLLM raises for a model that it cannot load.
         """
         self.settings = settings
+        bind_ranks(settings)
         config = engine_config(settings)
         self._core: EngineCore = build_core(config)
         _return_free_memory()
@@ -104,15 +105,20 @@ class InprocessEngine:
         self._scheduler.kv_event_publisher = self.cache_events
         model_config = config.model_config
         self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size())
-        self._runner = _runner_of(self._core)
         self.namespace: Namespace = namespace_of(config, settings.served_model, hash_root())
-        self.layout: Layout = layout_of(config, _cache_of(self._runner, pool.num_gpu_blocks))
+        self.layout: Layout = self._layout()
         self._steps = 0
         self._generated_tokens = 0
         self._computed_tokens = 0
         self._ended: list[str] = []
         self._publish_s_total = 0.0
         self._publish_wait_s = 0.0
+
+    def _layout(self) -> Layout:
+        if self.settings.tensor_parallel_size > 1:
+            return planned_layout(self._config, self._scheduler.kv_cache_config)
+        cache = _cache_of(_runner_of(self._core), self._pool.num_gpu_blocks)
+        return layout_of(self._config, cache)
 
     # Requests.
 
@@ -294,7 +300,8 @@ class InprocessEngine:
         while self.has_work():
             if self.step().pending_io:
                 time.sleep(PENDING_IO_WAIT_S)
-        set_random_seed(self.settings.seed)
+        # All ranks draw the same tokens only while their generators agree.
+        self._core.collective_rpc("reset_seed", args=(self.settings.seed,))
         return time.perf_counter() - began_s
 
     def shutdown(self) -> None:

@@ -24,9 +24,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.cpu_worker import CPUWorker
@@ -34,6 +37,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from deployments.engine.errors import EngineMismatch
 from deployments.engine.generators import ReplayedGenerator, ensure_replayable
+from kvcache.connector.ranked_connector import RankedConnector
 
 SCHEDULER_CLS = "deployments.engine.resume.ResumeScheduler"
 WORKER_CLS = "deployments.engine.resume.ResumeWorker"
@@ -74,6 +78,18 @@ class ResumeScheduler(Scheduler):
             if request.num_output_tokens:
                 data.prefill_token_ids = list(request.all_token_ids)
         return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Make the step's outputs, once what the ranks have filled is published."""
+        connector_output = model_runner_output.kv_connector_output
+        if connector_output is not None and isinstance(self.connector, RankedConnector):
+            self.connector.settle(connector_output)
+        made: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return made
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         waited_for_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
@@ -167,6 +183,10 @@ class ResumeWorker(CPUWorker):
                 "CPUModelRunner: VLLM_USE_V2_MODEL_RUNNER must be 0"
             )
         self.model_runner.__class__ = ResumeRunner
+
+    def reset_seed(self, seed: int) -> None:
+        """Seed the generator that requests without a seed draw from. Called in each rank."""
+        set_random_seed(seed)
 
 
 def _correct_prefill_stats(request: Request, computed_tokens: int) -> None:

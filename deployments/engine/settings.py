@@ -22,13 +22,15 @@ class EngineSettings:
     dtype: weights and activations: "bfloat16", "float16", "float32".
     max_model_len: longest sequence, prompt and output together, in tokens.
     block_size: tokens in a KV block; a multiple of 32 on a CPU.
-    kv_cache_bytes: memory of the engine's own KV cache.
+    kv_cache_bytes: memory of the engine's own KV cache, of all its ranks together.
     max_num_seqs: requests in one step at most; bounds memory and the latency of a step.
     max_num_batched_tokens: tokens in one step at most; a longer prompt is prefilled in chunks.
     enforce_eager: no torch.compile: starts about 70 s sooner on a CPU, decodes about 30 % slower.
     agent_socket: Unix socket of this node's agent; None: no connector, no shared blocks.
     owner: the worker's id, unique for one life of the worker.
     core: CPU core that the building thread is pinned to after the build; None: leave it alone.
+    tensor_parallel_size: ranks, each a process with a share of the heads; 1: this process is it.
+    rank_cores: cores of all ranks together, as many for each; empty: they share the thread's.
     seed: of the engine's own random numbers, for requests without a seed.
     connector_extra: more keys for the connector's extra_config.
     """
@@ -46,6 +48,8 @@ class EngineSettings:
     agent_socket: str | None = None
     owner: str = "engine"
     core: int | None = None
+    tensor_parallel_size: int = 1
+    rank_cores: tuple[int, ...] = ()
     seed: int = 0
     connector_extra: Mapping[str, object] = field(default_factory=dict)
 
@@ -55,11 +59,16 @@ class EngineSettings:
             raise ValueError(f"role is {self.role!r}, must be one of {', '.join(ROLES)}")
         if self.block_size <= 0 or self.block_size % CPU_BLOCK_SIZE_STEP:
             raise ValueError(f"block_size is {self.block_size}, must be a multiple of 32")
-        for name in ("max_model_len", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
+        for name in (
+            *("max_model_len", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"),
+            "tensor_parallel_size",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, must be positive")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+        if len(self.rank_cores) % self.tensor_parallel_size:
+            raise ValueError("rank_cores must be as many for each of tensor_parallel_size ranks")
         for name in ("model_path", "served_model", "owner", "dtype"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")

@@ -82,15 +82,22 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
     """Publishes each full block by its hash, and loads the longest prefix that the slab holds."""
 
     _cache_hit_source = CacheHitSource.P2P
+    has_ranks = False
 
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         """Raises ConnectorMisconfigured or EngineUnsupported: this engine cannot share blocks."""
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
-        check_engine(vllm_config, kv_cache_config)
+        self._check(vllm_config, kv_cache_config, role)
+        ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        if (ranks > 1) != self.has_ranks:
+            raise ConnectorMisconfigured(
+                f"kv_connector {type(self).__name__} is not for tensor_parallel_size {ranks}"
+            )
         transfer = self._kv_transfer_config
         config = ConnectorConfig.from_extra(transfer.kv_connector_extra_config)
+        config = self._config_of(config, role)
         assert transfer.engine_id is not None
         self.session = ConnectorSession.join(transfer.engine_id, config)
         self._left = False
@@ -106,6 +113,19 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
         self._requests: dict[str, Request] = {}
         self._publisher: Publisher | None = None
         self._load_results: tuple[LoadResult, ...] = ()
+
+    def _check(
+        self,
+        vllm_config: VllmConfig,
+        kv_cache_config: KVCacheConfig,
+        role: KVConnectorRole,  # noqa: ARG002
+    ) -> None:
+        """Raises ConnectorMisconfigured or EngineUnsupported."""
+        check_engine(vllm_config, kv_cache_config)
+
+    def _config_of(self, config: ConnectorConfig, role: KVConnectorRole) -> ConnectorConfig:  # noqa: ARG002
+        """As this role's session has it."""
+        return config
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -256,7 +276,7 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepPlan)
         loader = self.session.loader
-        assert loader is not None
+        assert isinstance(loader, BlockLoader)
         for job in connector_metadata.loads:
             loader.submit(job)
 
@@ -288,7 +308,8 @@ class HeadwaterConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[set[str] | None, set[str] | None]:
         """(None, requests whose load ended), each exactly once, aborted and failed ones too."""
         loader = self.session.loader
-        self._load_results = tuple(loader.take_finished()) if loader is not None else ()
+        ended = loader.take_finished() if isinstance(loader, BlockLoader) else ()
+        self._load_results = tuple(ended)
         return None, {result.request_id for result in self._load_results} or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

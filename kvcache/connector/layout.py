@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 from vllm.v1.core.kv_cache_utils import resolve_none_hash_seed
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from kvcache.connector.copies import BlockCopies, HostCopies
 from kvcache.connector.device_copies import cuda_copies
@@ -35,6 +36,12 @@ HASH_ALGORITHM = "sha256_cbor"
 # Grows when our own packing of a slot changes.
 SLOT_FORMAT = 1
 _READ_BYTES = 8 << 20
+_ONE_ONLY = (
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+)
 
 
 class EngineCache:
@@ -86,20 +93,40 @@ def check_engine(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Non
         raise ConnectorMisconfigured(
             f"prefix_caching_hash_algo is {algorithm!r}; block names are {HASH_ALGORITHM!r} here"
         )
-    groups = len(kv_cache_config.kv_cache_groups)
-    if groups != 1:
+    groups = kv_cache_config.kv_cache_groups
+    kinds = ", ".join(sorted({type(group.kv_cache_spec).__name__ for group in groups}))
+    if len(groups) != 1:
         raise EngineUnsupported(
-            f"the model has {groups} KV cache groups (sliding windows, Mamba or the like); "
-            "only models with one group are handled"
+            f"the model has {len(groups)} KV cache groups ({kinds}); only models with one group, "
+            "of full attention, are handled"
         )
-    world = vllm_config.parallel_config.world_size
-    if world != 1:
-        raise EngineUnsupported(f"the engine has {world} ranks; only one rank is handled")
+    if type(groups[0].kv_cache_spec) is not FullAttentionSpec:
+        # Windows leave blocks out that a prefix has; other kinds lie otherwise in memory.
+        raise EngineUnsupported(
+            f"the model's KV cache is of kind {kinds}; only full attention "
+            f"({FullAttentionSpec.__name__}) is handled"
+        )
+    _check_parallelism(vllm_config)
     transfer = vllm_config.kv_transfer_config
     assert transfer is not None
     if transfer.kv_load_failure_policy != "recompute":
         raise ConnectorMisconfigured(
             "kv_load_failure_policy must be 'recompute': a lost block is a miss, never an error"
+        )
+
+
+def _check_parallelism(vllm_config: VllmConfig) -> None:
+    parallel = vllm_config.parallel_config
+    for name in _ONE_ONLY:
+        size = getattr(parallel, name)
+        if size != 1:
+            raise EngineUnsupported(f"{name} is {size}; only tensor_parallel_size may exceed 1")
+    ranks = parallel.tensor_parallel_size
+    kv_heads = vllm_config.model_config.get_total_num_kv_heads()
+    if kv_heads % ranks:
+        raise EngineUnsupported(
+            f"tensor_parallel_size is {ranks}, which does not divide the model's KV heads "
+            f"({kv_heads})"
         )
 
 
@@ -134,32 +161,75 @@ def namespace_of(vllm_config: VllmConfig, model: str, root: str) -> Namespace:
     )
 
 
+class RankPart:
+    """One rank's part of each slot, behind the interface of EngineCache: the others' stay as is."""
+
+    def __init__(self, cache: EngineCache, rank: int, ranks: int) -> None:
+        """Raises EngineUnsupported for a cache that is not in host memory."""
+        assert 0 <= rank < ranks, (rank, ranks)
+        if not cache.on_host:
+            raise EngineUnsupported(f"tensor_parallel_size {ranks} is handled on CPUs only")
+        self._cache = cache
+        self._part = slice(rank * cache.slot_bytes, (rank + 1) * cache.slot_bytes)
+        self.slot_bytes = ranks * cache.slot_bytes
+
+    def copy_out(self, block_id: int, slot: NDArray[np.uint8]) -> None:
+        """Copy a block of this rank into its part of `slot` (uint8, slot_bytes). Mutates slot."""
+        self._cache.copy_out(block_id, slot[self._part])
+
+    def copy_in(self, block_id: int, slot: NDArray[np.uint8]) -> None:
+        """Copy this rank's part of `slot` into a block of the engine. Mutates that block."""
+        self._cache.copy_in(block_id, slot[self._part])
+
+
 def layout_of(vllm_config: VllmConfig, cache: EngineCache) -> Layout:
-    """How a block's bytes lie in a slot, with the instruction set that packed them."""
+    """How a block's bytes lie in a slot, as a rank sees it that has this cache."""
+    isa = _packing(vllm_config, cache)
     kv_heads = int(cache.block_shape[0])
+    return _layout(vllm_config, cache.layers, cache.layer_bytes, kv_heads, isa)
+
+
+def planned_layout(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> Layout:
+    """The same from vLLM's plan, where the caches are in other processes. On CPUs."""
+    (group,) = kv_cache_config.kv_cache_groups
+    spec = group.kv_cache_spec
+    isa = _host_packing(vllm_config, spec.head_size)
+    layers = len(group.layer_names)
+    return _layout(vllm_config, layers, spec.page_size_bytes, spec.num_kv_heads, isa)
+
+
+def _layout(
+    vllm_config: VllmConfig, layers: int, layer_bytes: int, kv_heads: int, isa: str
+) -> Layout:
+    """Of what one rank has; all ranks have as much, and a slot holds all their parts."""
+    ranks = int(vllm_config.parallel_config.tensor_parallel_size)
     return Layout(
-        slot_bytes=cache.slot_bytes,
-        layers=cache.layers,
-        layer_bytes=cache.layer_bytes,
-        kv_heads=kv_heads,
-        head_range=(0, kv_heads),
-        isa=_packing(vllm_config, cache),
+        slot_bytes=ranks * layers * layer_bytes,
+        layers=layers,
+        layer_bytes=ranks * layer_bytes,
+        kv_heads=ranks * kv_heads,
+        head_range=(0, ranks * kv_heads),
+        isa=isa,
         order=vllm_config.cache_config.get_resolved_kv_cache_layout().name,
+        ranks=ranks,
     )
 
 
 def _packing(vllm_config: VllmConfig, cache: EngineCache) -> str:
     """What else decides which byte of a block means what."""
-    cache_config, model_config = vllm_config.cache_config, vllm_config.model_config
     if not cache.on_host:
         # Kernels read the tensors by their strides: shape, planes and `order` say it all, but for
         # the backends that pack in a way of their own.
         shape = "x".join(map(str, cache.block_shape))
         backend = vllm_config.attention_config.backend
         return f"cuda/{backend}/{shape}/{cache.planes.layer_planes} planes".lower()
-    content = cache.block_shape[-1]
+    return _host_packing(vllm_config, cache.block_shape[-1] // 2)
+
+
+def _host_packing(vllm_config: VllmConfig, head_size: int) -> str:
+    cache_config, model_config = vllm_config.cache_config, vllm_config.model_config
     isa = _get_attn_isa(
-        model_config.dtype, cache_config.block_size, content // 2, cache_config.cache_dtype
+        model_config.dtype, cache_config.block_size, head_size, cache_config.cache_dtype
     )
     # The vector width decides the packing inside "vec" too, so it is part of the tag.
     return f"cpu/{isa}/{torch.backends.cpu.get_cpu_capability()}".lower()

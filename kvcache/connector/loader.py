@@ -20,10 +20,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from kvcache.blocks import BlockRef
-from kvcache.connector.copies import BlockCopies, HostCopies
+from kvcache.connector.copies import BlockBytes, BlockCopies, HostCopies
 from kvcache.connector.faults import LoadFaults
 from kvcache.connector.records import LoadJob, LoadResult
 from kvcache.connector.stats import CORRUPT, INTERNAL, STALE, TIMED_OUT, UNAVAILABLE, Counters
@@ -36,10 +35,6 @@ from kvcache.errors import (
 )
 from kvcache.store import BlockStore
 
-if TYPE_CHECKING:
-    # layout.py imports vllm; this module works without it, and its tests do.
-    from kvcache.connector.layout import EngineCache
-
 _JOIN_TIMEOUT_S = 5.0
 
 
@@ -48,7 +43,7 @@ class BlockLoader:
 
     def __init__(
         self,
-        cache: EngineCache,
+        cache: BlockBytes,
         store: Callable[[], BlockStore | None],
         counters: Counters,
         faults: LoadFaults,

@@ -10,21 +10,16 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
 from kvcache.connector.config import ConnectorConfig
-from kvcache.connector.copies import BlockCopies, HostCopies
+from kvcache.connector.copies import BlockBytes, BlockCopies, HostCopies
 from kvcache.connector.faults import StoreFaults
 from kvcache.connector.records import OfferedBlock, RequestReport, SaveJob
 from kvcache.connector.stats import Counters
 from kvcache.errors import StaleBlock, StoreUnavailable
 from kvcache.slab import checksum
 from kvcache.store import BlockStore, Pending
-
-if TYPE_CHECKING:
-    # layout.py imports vllm; this module works without it, and its tests do.
-    from kvcache.connector.layout import EngineCache
 
 UNACKNOWLEDGED_MAX = 1024
 
@@ -34,7 +29,7 @@ class Publisher:
 
     def __init__(
         self,
-        cache: EngineCache,
+        cache: BlockBytes,
         config: ConnectorConfig,
         counters: Counters,
         store: Callable[[], BlockStore | None],

@@ -2,7 +2,8 @@
 
 vLLM 0.32 builds two connectors (v1/core/sched/scheduler.py and distributed/kv_transfer/
 kv_transfer_state.py); with one rank and the uni executor both live in the engine's process. They
-find each other by the engine's id. Called by block_connector.py only.
+find each other by the engine's id. With several ranks each process has a session of its own. Called
+by block_connector.py and ranked_connector.py only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvcache.connector.faults import LoadFaults, StoreFaults
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.peers import Peers
 from kvcache.connector.prefetch import Prefetches
+from kvcache.connector.rank_books import RankBooks
 from kvcache.connector.records import LoadJob
 from kvcache.connector.stats import ConnectorStats, Counters
 from kvcache.identity import Layout, Namespace
@@ -57,7 +59,7 @@ class ConnectorSession:
         self.namespace: Namespace | None = None
         self.layout: Layout | None = None
         self.copies: BlockCopies | None = None
-        self.loader: BlockLoader | None = None
+        self.loader: BlockLoader | RankBooks | None = None
         self.peers: Peers | None = None
         self.prefetches: Prefetches | None = None
         self._secret = config.read_secret()
@@ -95,15 +97,18 @@ class ConnectorSession:
         if self._store is not None:
             self._store.close()
 
-    def attach(self, namespace: Namespace, layout: Layout) -> None:
+    def attach(self, namespace: Namespace, layout: Layout, writes_for: str | None = None) -> None:
         """Register with the agent. An absent one is no error: everything is a miss until it comes.
 
+        writes_for: the owner that a rank's engine registered under, if this is one of several.
         Raises RegistrationRefused, naming the fields, where the agent holds other blocks.
         """
         assert self._store is None, "attached twice"
         self.namespace, self.layout = namespace, layout
         config = self.config
-        registration = Registration(config.owner, config.role, os.getpid(), namespace, layout)
+        registration = Registration(
+            config.owner, config.role, os.getpid(), namespace, layout, writes_for
+        )
         self._store = BlockStore.connect(
             config.agent_socket, registration, config.connect_timeout_s, required=False
         )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from cluster.application import BuildArguments, _client, _worker
+from cluster.application import BuildArguments, _client, _worker, build
 from cluster.config import (
     Config,
     EngineConfig,
-    LinksConfig,
     ModelConfig,
     WorkerRoleConfig,
     WorkersConfig,
 )
+from cluster.config_links import LinksConfig
+from cluster.config_tenants import TenantsConfig
 from deployments.flow_types import Role
 from deployments.listening import ListenSettings
 from kvcache.identity import Namespace
@@ -30,8 +32,10 @@ def test_the_ingress_expects_the_configured_settings_of_every_worker_under_their
         "block_size": "64",
         "dtype": "float32",
         "max_model_len": "1024",
+        "tensor_parallel_size": "1",
     }
-    known = {field.name for field in fields(Namespace)} | {"max_model_len"}
+    beside = {"max_model_len", "tensor_parallel_size"}
+    known = {field.name for field in fields(Namespace)} | beside
     assert expected.expected_namespace.keys() <= known
 
 
@@ -48,6 +52,24 @@ def test_each_role_takes_its_own_resources_besides_its_cores() -> None:
     assert options[Role.PREFILL]["resources"] == {"prefill": 1.0}
     assert options[Role.DECODE].get("resources", {}) == {}
     assert {one["num_cpus"] for one in options.values()} == {2}
+
+
+def test_workers_of_both_roles_have_as_many_ranks_and_cores_for_each() -> None:
+    config = Config(workers=WorkersConfig(cores_per_worker=3, tensor_parallel_size=2))
+    for one in deployments_of(config).values():
+        (settings,) = one.init_args
+        assert settings.engine.tensor_parallel_size == 2
+        assert settings.cores == one.ray_actor_options["num_cpus"] == 6
+    expected = _client(BuildArguments(config=config, model_path="/m", secret_file="/s"))
+    assert expected.expected_namespace["tensor_parallel_size"] == "2"
+
+
+def test_the_ingress_knows_how_tenants_are_named() -> None:
+    tenants = TenantsConfig(header="X-Who", keys_file=Path("/k"))
+    for config, told in ((Config(tenants=tenants), ("X-Who", "/k")), (Config(), ("", ""))):
+        args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+        (settings, *_) = build(args)._bound_deployment.init_args
+        assert (settings.tenant_header, settings.tenant_keys_file) == told
 
 
 def test_workers_and_agents_listen_where_the_links_do_and_share_the_secrets_file() -> None:

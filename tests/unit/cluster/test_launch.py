@@ -10,7 +10,8 @@ import ray
 from ray import serve
 
 from cluster import launch
-from cluster.config import Config, LinksConfig
+from cluster.config import Config
+from cluster.config_links import LinksConfig
 from cluster.errors import StartError
 from tests.unit.cluster.fake_endpoint import Endpoint
 

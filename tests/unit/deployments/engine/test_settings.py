@@ -26,6 +26,7 @@ def test_defaults_are_valid() -> None:
         ("max_num_seqs", -1),
         ("max_num_batched_tokens", 0),
         ("max_model_len", 0),
+        ("tensor_parallel_size", 0),
         ("served_model", ""),
         ("owner", ""),
     ],
@@ -33,6 +34,12 @@ def test_defaults_are_valid() -> None:
 def test_a_value_out_of_bounds_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=field):
         _settings(**{field: value})
+
+
+def test_ranks_have_as_many_cores_each() -> None:
+    assert _settings(tensor_parallel_size=2, rank_cores=(0, 1, 2, 3)).rank_cores == (0, 1, 2, 3)
+    with pytest.raises(ValueError, match="rank_cores must be as many"):
+        _settings(tensor_parallel_size=2, rank_cores=(0, 1, 2))
 
 
 def test_a_step_must_hold_a_token_of_each_running_request() -> None:

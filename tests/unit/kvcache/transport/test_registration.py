@@ -44,6 +44,7 @@ OTHER: dict[str, object] = {
     "head_range": (3, 6),
     "isa": "cpu/amx/avx512",
     "order": "token,head,block,dim",
+    "ranks": 2,
 }
 FIELDS = pytest.mark.parametrize("field", OTHER)
 

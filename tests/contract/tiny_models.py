@@ -1,0 +1,45 @@
+"""Small models with random weights, made on the spot: kinds of KV cache, not of language.
+
+Called by tests of what the bundled model is not: several ranks, sliding windows, other caches. The
+tokenizer is the bundled model's, since engines want one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+KV_HEADS = 4
+HEAD = 32
+LAYERS = 3
+VOCABULARY = 49152  # of the tokenizer
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": KV_HEADS * HEAD,
+    "intermediate_size": 256,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": KV_HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+    # Large enough that different prompts have different answers.
+    "initializer_range": 0.2,
+}
+
+
+def make_model(folder: Path, kind: str, **changes: Any) -> Path:
+    """Write a model of a transformers class such as "Llama". Returns its folder."""
+    import torch
+    import transformers
+
+    torch.manual_seed(7)
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    path = folder / kind.lower()
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(os.environ["HEADWATER_TEST_MODEL"]) / name, path)
+    return path

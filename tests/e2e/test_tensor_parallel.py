@@ -1,0 +1,79 @@
+"""A cluster whose workers are of two tensor-parallel ranks each, of a small random-weight model.
+
+A cluster of its own: prefill and decode workers hand blocks over through the slab, each rank its
+part; the answers are those of caches and of plain computing alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.contract.tiny_models import make_model
+from tests.e2e.conftest import Cluster, ledger_faults, serving
+from tests.e2e.corpus import BLOCK, prompt
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+MODEL = "small-llama"
+LENGTH = 40 * BLOCK + 7  # long enough to be handed over
+
+
+@pytest.fixture(scope="module")
+def ranked(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HEADWATER_TEST_MODEL", str(model_path))
+        model = make_model(tmp_path_factory.mktemp("models"), "Llama")
+    flags = (
+        *("--model", str(model), "--served-name", MODEL, "--dtype", "float32"),
+        *("--set", "workers.tensor_parallel_size=2"),
+    )
+    with serving(tmp_path_factory.mktemp("state"), *flags) as running:
+        yield running
+
+
+def ask(http: httpx.Client, ids: list[int], **params: Any) -> tuple[list[int], str]:
+    """(token ids, name of the record)."""
+    body = {
+        "model": MODEL,
+        "prompt": ids,
+        "temperature": 0,
+        "max_tokens": 24,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **params,
+    }
+    reply = http.post("/v1/completions", json=body)
+    assert reply.status_code == 200, reply.text
+    choice = reply.json()["choices"][0]
+    return choice["token_ids"], reply.headers["x-headwater-request"]
+
+
+def test_a_prompt_is_handed_over_between_workers_of_two_ranks_and_answers_stay_the_same(
+    ranked: Cluster,
+) -> None:
+    answers, loaded = [], []
+    for number in range(3):
+        ids = prompt(LENGTH, 9700 + number)
+        first, name = ask(ranked.http, ids)
+        # Another salt is another name for each block: computed anew, by the same engines.
+        anew, _ = ask(ranked.http, ids, cache_salt="anew")
+        warm, _ = ask(ranked.http, ids)
+        assert first == anew == warm
+        answers.append(tuple(first))
+        attempts = ranked.record(name)["attempts"]
+        loaded += [one["kv"]["loaded_blocks"] for one in attempts if one["role"] == "decode"]
+    assert len(set(answers)) == 3
+    assert max(loaded) >= LENGTH // BLOCK - 1  # from the slab, by a worker that did not compute it
+    faults = ["not looked yet"]
+
+    def clean() -> bool:
+        faults[:] = ledger_faults(ranked)
+        return not faults
+
+    wait_until(clean, timeout_s=30, what=lambda: f"clean ledger: {faults}")
