@@ -51,7 +51,7 @@ async def test_a_door_that_closes_lets_nobody_in_and_the_answer_that_runs_end() 
             _, writer = await asyncio.open_connection(address.host, address.port)
             writer.close()
             await asyncio.sleep(0)
-        except ConnectionRefusedError:
+        except ConnectionError:  # or reset, while the socket closes
             refused = True
     assert not asked.done()
     assert not closing.done()
