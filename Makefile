@@ -47,8 +47,8 @@ e2e:  ## tests on a whole running cluster
 test-nodes:  ## prefill and decode on two Ray nodes; as root, over a network of namespaces too
 	./headwater test tests/e2e/nodes
 
-chaos:  ## tests that kill processes of a running cluster
-	./headwater test -m chaos
+chaos:  ## tests that kill processes, and each fault in each stage with real engines (an hour)
+	./headwater test -m "chaos or matrix"
 
 agreement:  ## bfloat16 against a plain vLLM server: where answers part
 	$(PYTHON) -m tests.e2e.agreement
