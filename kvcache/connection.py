@@ -169,7 +169,8 @@ class Connection:
                 while not is_closing.is_set():
                     self._step(selector, wake_out)
             except StoreUnavailable as lost:
-                error = lost
+                # Without its traceback, which holds us, and so the slab, for as long as it is kept.
+                error = StoreUnavailable(str(lost))
             except (OSError, ProtocolError) as cause:
                 error = StoreUnavailable(f"the agent is lost: {cause}")
         self._end(error)

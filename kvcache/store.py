@@ -382,6 +382,7 @@ class BlockStore:
             self._note(connection, self._last_error)
             ended = connection.serve(self._wake_out, self._is_closing)
             self._note(None, ended)
+            del connection  # the old slab's memory goes now, not when there is another agent
             if not self._is_closing.is_set():
                 log.warning("%s lost its agent: %s", self.registration.owner, ended)
         self._wake_in.close()

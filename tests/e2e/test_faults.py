@@ -6,6 +6,7 @@ start by themselves; the `ledger` fixture waits for them and checks every book.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -52,6 +53,34 @@ def test_decode_worker_killed_after_ten_tokens_and_the_stream_goes_on(cluster: C
     assert lost["role"] == "decode"
     assert attempts[-1]["worker"] != victim["id"]
     assert 10 <= attempts[-1]["resumed_tokens"] < 60
+
+
+def test_three_hundred_tokens_come_whole_though_their_worker_was_told_to_end_and_killed(
+    cluster: Cluster,
+) -> None:
+    ids = prompt(40, 3008)
+    expected = reference(cluster, ids, max_tokens=300, ignore_eos=True)
+    workers = {worker["id"]: worker["pid"] for worker in cluster.status()["workers"]}
+    killed = []
+
+    def watch(so_far: Streamed) -> None:
+        if len(so_far.token_ids) >= 100 and not killed:
+            (serving,) = [w for w in cluster.status()["workers"] if w.get("running")]
+            killed.append(serving["id"])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(serving["pid"], signal.SIGTERM)
+                kill(serving["pid"])
+
+    got = stream(cluster, body_of(ids, max_tokens=300, ignore_eos=True), on_tokens=watch)
+    assert got.errors == []
+    assert got.token_ids == expected
+    assert got.finish_reason == "length"
+    attempts = cluster.record(got.trace_id)["attempts"]
+    assert [a["worker"] for a in attempts if a["outcome"].startswith("lost")] == killed
+    (other,) = set(workers) - set(killed)
+    took_over = attempts[-1]
+    assert (took_over["worker"], took_over["outcome"]) == (other, "finished")
+    assert took_over["resumed_tokens"] >= 100
 
 
 def test_prefill_worker_killed_before_its_blocks_are_published(cluster: Cluster) -> None:

@@ -136,6 +136,7 @@ async def _serve(control: Control, app: str, secret_file: str) -> None:
             "router's requests": sum(load.own_in_flight + load.in_flight for load in loads),
             "router's tokens": sum(load.own_queued_tokens + load.queued_tokens for load in loads),
             "receiver ended": int(receiving.done()),
+            "workers that miss their agent": len(client._views.agent_problems()),
             **dict.fromkeys(client.faults(), 1),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -230,6 +231,22 @@ def test_a_store_without_an_agent_waits_for_one(socket_path: str) -> None:
         eventually(lambda: store.connected, "the agent to be found")
         publish(store, chain(1))
         store.close()
+        store.close()
+
+
+def test_the_slab_of_an_agent_that_is_gone_stays_in_nobodys_memory(socket_path: str) -> None:
+    with AgentServerContext(socket_path):
+        store = BlockStore.connect(socket_path, registration("w"), TIMEOUT_S)
+        publish(store, chain(2))
+        assert store._connection is not None
+        slab = weakref.ref(store._connection.view)
+        assert slab() is not None
+    try:
+        eventually(lambda: not store.connected, "the agent to be lost")
+        # While there is no other agent, and whatever is kept of how this one was lost.
+        eventually(lambda: slab() is None, "the slab to be given back")
+        assert isinstance(store.last_error, StoreUnavailable)
+    finally:
         store.close()
 
 
