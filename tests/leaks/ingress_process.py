@@ -79,8 +79,8 @@ def main(address: str, name: str, ray_address: str, app: str, secret_file: str) 
     asyncio.run(_serve(control, app, secret_file))
 
 
-async def _serve(control: Control, app: str, secret_file: str) -> None:
-    settings = ClientSettings(
+def settings_of(app: str) -> ClientSettings:
+    return ClientSettings(
         model=MODEL,
         block_size=BLOCK,
         context_tokens_max=CONTEXT_TOKENS,
@@ -90,9 +90,12 @@ async def _serve(control: Control, app: str, secret_file: str) -> None:
         links=LinkSettings(ping_interval_s=0.5, silence_s=SILENCE_S),
         reconnect_s=0.05,
     )
+
+
+async def _serve(control: Control, app: str, secret_file: str) -> None:
     router = Router(ROUTING)
     records = RecordStore()
-    client = EngineClient(settings, router, records, read_secret(secret_file))
+    client = EngineClient(settings_of(app), router, records, read_secret(secret_file))
     front: Any = FrontEnd(control.tell)
     await client.start(front)
     receiving = asyncio.create_task(front.receive(client))

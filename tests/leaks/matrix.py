@@ -2,7 +2,7 @@
 
 What is open at the agent in each stage is part of the table: a cell proves from the agent's own
 ledger, and from the ingress's books, that its fault hit the stage. Used by the counting engine's
-matrix (test_leaks.py) and by the one with real engines (tests/e2e/test_chaos.py).
+matrix (test_leaks.py) and by the one with real engines (tests/e2e/test_stage_faults.py).
 
 | stage        | at | where the request is held                            | open at the agent   |
 |--------------|----|------------------------------------------------------|---------------------|
