@@ -25,10 +25,18 @@ def _of_node(node: Found) -> list[str]:
     name = node["node"][:NODE_CHARACTERS]
     if "error" in node:
         return [f"Slab of node {name}: {node['error']}"]
-    leases, fills = node["books"]["leases"], node["books"]["fills"]
+    leases, fills, waits = (node["books"][what] for what in ("leases", "fills", "waits"))
     return [
-        f"Slab of node {name}: {_count(leases, 'lease')}, {_count(fills, 'owner')} filling slots.",
+        (
+            f"Slab of node {name}: {_count(leases, 'lease')}, {len(waits)} put off, "
+            f"{_count(fills, 'owner')} filling slots."
+        ),
         *(_lease(lease) for lease in leases),
+        *(
+            f"  lease {wait['key']} of {wait['owner']}: waits for some of {wait['blocks']} blocks, "
+            f"{_old(wait)}, ends in {wait['expires_in_s']:.1f} s"
+            for wait in waits
+        ),
         *(_fill(fill) for fill in fills),
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from kvcache.blocks import AllocateOutcome, FilledBlock, Grant, Refusal
@@ -225,11 +226,11 @@ class Arena:
 
     def ledger(self, now_s: float) -> SlotLedger:
         """The running counts."""
-        return self.table.ledger(now_s)
+        return replace(self.table.ledger(now_s), waits=self._waits.infos(now_s))
 
     def scan(self, now_s: float) -> SlotLedger:
         """The same counts, made anew from the rows."""
-        return self.table.scan(now_s)
+        return replace(self.table.scan(now_s), waits=self._waits.infos(now_s))
 
     def close(self) -> None:
         """Gives the slab up."""

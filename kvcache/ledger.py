@@ -51,8 +51,22 @@ class FillInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitInfo:
+    """A lease that is asked for, and put off until more of its blocks are published."""
+
+    key: str
+    owner: str
+    blocks: int
+    age_s: float
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlotLedger:
-    """free + filling + quarantined + published + retired = slots_total."""
+    """free + filling + quarantined + published + retired = slots_total.
+
+    waits are the arena's, not the slot table's: empty in the latter's own ledger.
+    """
 
     model: str
     slots_total: int
@@ -65,3 +79,4 @@ class SlotLedger:
     leases: tuple[LeaseInfo, ...]
     fills: tuple[FillInfo, ...]
     counters: SlotCounters
+    waits: tuple[WaitInfo, ...] = ()

@@ -15,6 +15,7 @@ from typing import Final
 
 from kvcache.errors import ProtocolError
 from kvcache.leases import Owner
+from kvcache.ledger import WaitInfo
 from kvcache.protocol import LeasePrefix, Wait
 from kvcache.slot_table import SlotTable
 
@@ -85,6 +86,19 @@ class LeaseWaits:
     def next_deadline_s(self) -> float:
         """When the first of them runs out of time; infinite when there is none."""
         return min((waiting.deadline_s for waiting in self._waiting.values()), default=math.inf)
+
+    def infos(self, now_s: float) -> tuple[WaitInfo, ...]:
+        """All that wait, as an operator sees them. Mutates nothing."""
+        return tuple(
+            WaitInfo(
+                key=waiting.request.key,
+                owner=waiting.owner.name,
+                blocks=len(waiting.request.hashes),
+                age_s=now_s - (waiting.deadline_s - waiting.wait.wait_s),
+                expires_in_s=waiting.deadline_s - now_s,
+            )
+            for waiting in self._waiting.values()
+        )
 
     def _counts(self) -> tuple[int, int, int]:
         """Differ wherever a block was published or a hand-off began or ended."""

@@ -25,13 +25,21 @@ def leftovers(here: Site) -> list[str]:
     books, scan = ledger["books"], ledger["scan"]
     found += [
         f"agent: {books[what]} {what}"
-        for what in ("leases", "leased_slots", "filling", "quarantined", "retired")
+        for what in (
+            "leases",
+            "waits",
+            "fills",
+            "leased_slots",
+            "filling",
+            "quarantined",
+            "retired",
+        )
         if books[what]
     ]
     found += [
         f"agent: {what} is {books[what]}, but {scan[what]} in the slot table"
         for what in books
-        if what not in {"leases", "counters"} and books[what] != scan[what]
+        if what not in {"leases", "waits", "fills", "counters"} and books[what] != scan[what]
     ]
     slab = (f"slab:{here.where['node']}", books["published"], "exact")
     known = [(one["source"], one["blocks"], one["freshness"]) for one in status]

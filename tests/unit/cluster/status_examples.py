@@ -27,6 +27,7 @@ FILL = {
     "age_s": 0.5,
     "expires_in_s": 59.5,
 }
+WAIT = {"key": "load-9", "owner": "decode-2", "blocks": 5, "age_s": 0.1, "expires_in_s": 0.9}
 HELD: dict[str, Any] = {
     "workers": [
         {
@@ -148,6 +149,7 @@ def node(**changes: Any) -> dict[str, Any]:
         "leased_slots": 3,
         "leases": [LEASE],
         "fills": [FILL],
+        "waits": [WAIT],
     }
     return {"node": NODE, "pid": 4712, "books": books, **changes}
 

@@ -92,7 +92,8 @@ def test_a_slab_has_a_row_and_its_leases_on_demand() -> None:
     assert row_of(lines, NODE[:8]) == [NODE[:8], "182", "170", "11", "1", "0", "3", "1"]
     assert not any("load-7" in line for line in lines)
     told = "\n".join(drawn(node(), leases=True))
-    assert f"Slab of node {NODE[:8]}: 1 lease, 1 owner filling slots." in told
+    assert f"Slab of node {NODE[:8]}: 1 lease, 1 put off, 1 owner filling slots." in told
+    assert "lease load-9 of decode-2: waits for some of 5 blocks, 0.1 s old, ends in 0.9" in told
     assert "lease load-7 of decode-1: 3 blocks, 1.2 s old, ends in 28.8 s" in told
     assert "1 slots filling by prefill-1, 0.5 s old, ends in 59.5 s" in told
 

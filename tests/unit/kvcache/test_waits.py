@@ -9,6 +9,7 @@ import pytest
 
 from kvcache.blocks import FilledBlock, Grant
 from kvcache.errors import ProtocolError
+from kvcache.ledger import WaitInfo
 from kvcache.protocol import LeasePrefix, Wait
 from kvcache.slot_table import SlotTable
 from kvcache.waits import WAITS_MAX, LeaseWaits
@@ -88,6 +89,14 @@ def test_time_makes_it_due(book: Book) -> None:
     assert book.due(NOW_S + 9.9) == []
     assert book.due(NOW_S + 10.0) == [1]
     assert book.waits.next_deadline_s() == math.inf
+
+
+def test_the_ledger_tells_who_waits_for_what_and_for_how_long(book: Book) -> None:
+    book.publish(1)
+    assert book.ask(more_than=1)
+    assert book.waits.infos(NOW_S + 2.5) == (WaitInfo("load", DECODE.name, 4, 2.5, 7.5),)
+    assert book.due(NOW_S + 10.0) == [1]
+    assert book.waits.infos(NOW_S + 10.0) == ()
 
 
 def test_one_request_id_waits_once(book: Book) -> None:
