@@ -1,10 +1,11 @@
 """A request of a running cluster, held in one stage of its life by SIGSTOP, and a fault.
 
 The cells are tests/leaks/matrix.py's. Real engines have no gates: the worker that has the request
-is stopped when the agent's ledger and the ingress say that the stage has come. They are looked at
-again once it stands; if the stage is over by then, it goes on, and another prompt is tried. What
-the stages mean here where that is not what matrix.py says: queued is in the worker's inbox;
-prefilling is before, published after a first part of the prompt was published.
+is stopped when the agent's ledger and the ingress say that the stage has come, and they are looked
+at again once it stands; if the stage is over by then, it goes on, and another prompt is tried. For
+a load it is let go on by milliseconds until its lease is open. What the stages mean here where that
+is not what matrix.py says: queued is in the worker's inbox; prefilling is before, published after a
+first part of the prompt was published.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +33,7 @@ TRIES = 12
 STAGE_S = 30.0
 EXPIRED_S = 90.0  # leases of 30 s
 DECODED = 4
+BURST_S = 0.005  # a stopped worker goes on for so long, to be looked at again
 
 
 def actor_pid(cluster: Cluster, kind: str) -> int | None:
@@ -99,7 +102,13 @@ class Held:
                 self.stop()
                 self.raw.read_events(1)
             case Stage.LOADING:
-                self.wait(lambda: self.lease(handoff=False) or len(token_ids(self.raw)) > 1)
+                self.wait(lambda: self.lease(handoff=True))
+                self.stop()
+                self.raw.read_events(1)
+                while self.flow_stage() == "handover" and not self.lease(handoff=False):
+                    self.go_on()
+                    time.sleep(BURST_S)
+                    self.stop()
             case Stage.DECODING:
                 self.raw.read_events(DECODED)
             case Stage.FINISHING:
