@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from deployments import frames
 from deployments.engine.errors import MalformedBlob, RequestRejected
 from deployments.engine.settings import EngineSettings
+from deployments.worker_held import ledger_of_worker
 from kvcache import events
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and the loop needs none of it
@@ -337,27 +338,12 @@ class EngineLoop:
         )
 
     def _ledger(self) -> frames.WorkerLedger:
-        now_s, held = self._clock(), self.engine.kv_ledger()
-        staging = held.staging if held is not None else None
-        return frames.WorkerLedger(
-            attempts=[
-                frames.AttemptHeld(
-                    name, known.owner, self.engine.status_of(name), now_s - known.received_s
-                )
-                for name, known in self._attempts.items()
-            ],
-            loads=[
-                frames.LoadHeld(
-                    job.request_id, job.lease, len(job.block_ids), job.aborted, now_s - since_s
-                )
-                for job, since_s in (held.loads if held is not None else ())
-            ],
-            staging=[
-                frames.StagingHeld(use.owner, use.state.value, use.slots, use.age_s)
-                for use in (staging.uses if staging is not None else ())
-            ],
-            staging_slots=staging.slots_total if staging is not None else 0,
-        )
+        now_s = self._clock()
+        attempts = [
+            frames.AttemptHeld(name, one.owner, self.engine.status_of(name), now_s - one.received_s)
+            for name, one in self._attempts.items()
+        ]
+        return ledger_of_worker(attempts, self.engine.kv_ledger(), now_s)
 
     # ---- the engine's own prefix cache ------------------------------------------------------
 

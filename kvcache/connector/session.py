@@ -31,11 +31,12 @@ from kvcache.transport.tcp import TcpSettings, TcpSource
 class ConnectorLedger:
     """What one engine's connector holds: loads on their way, with when they began, and staging.
 
-    Times are the loader's clock's (time.monotonic). staging: None where pulls are off.
+    Times are the loader's clock's (time.monotonic). staging: of loads, and of what is fetched ahead
+    of them; empty where pulls are off.
     """
 
     loads: tuple[tuple[LoadJob, float], ...]
-    staging: StagingLedger | None
+    staging: tuple[StagingLedger, ...]
 
 
 _sessions: dict[str, ConnectorSession] = {}
@@ -148,14 +149,17 @@ class ConnectorSession:
     def ledger(self) -> ConnectorLedger:
         """For an operator. The engine's thread."""
         loads = self.loader.jobs() if self.loader is not None else ()
-        return ConnectorLedger(loads, self._staging.ledger() if self._staging is not None else None)
+        return ConnectorLedger(loads, self._staging_ledgers())
+
+    def _staging_ledgers(self) -> tuple[StagingLedger, ...]:
+        pools = (self._staging, self._prefetch_staging)
+        return tuple(pool.ledger() for pool in pools if pool is not None)
 
     def stats(self) -> ConnectorStats:
         """Totals of both roles. Any thread."""
         config = self.config
         loads = self.loader.in_progress if self.loader is not None else 0
-        pools = (self._staging, self._prefetch_staging)
-        staging = [pool.ledger() for pool in pools if pool is not None]
+        staging = self._staging_ledgers()
         return self.counters.snapshot(
             config.model,
             config.owner,

@@ -161,7 +161,7 @@ class GatedEngine:
     def leftovers(self) -> dict[str, int]:
         """What of ours is not at its baseline; engine thread."""
         sim, connection = self.sim, self.session._store and self.session._store._connection
-        staging = self.session._staging
+        staging = self.session.ledger().staging
         return {
             "requests": len(sim.requests),
             "blocks in use": sim.blocks.total - sim.blocks.free_total,
@@ -170,7 +170,7 @@ class GatedEngine:
             "loads": self.session.loader.in_progress if self.session.loader else 0,
             "grants": len(connection._grants) if connection else 0,
             "questions to the agent": len(connection._waiting) if connection else 0,
-            "staging slots": staging.ledger().slots_total - staging.ledger().free if staging else 0,
+            "staging slots": sum(pool.slots_total - pool.free for pool in staging),
             "wrong blocks": dict(self.session.stats().load_failures).get("internal", 0),
         }
 

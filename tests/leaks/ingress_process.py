@@ -20,6 +20,7 @@ from deployments.directory_actor import DirectorySettings
 from deployments.engine.messages import EngineCoreRequest
 from deployments.engine_client import EngineClient
 from deployments.flow_types import FlowLimits
+from deployments.http_edge import CURRENT_TRACE, HttpTrace
 from deployments.link import LinkSettings
 from deployments.membership import MEMBERS, Member
 from deployments.request_record import RecordStore
@@ -27,6 +28,7 @@ from deployments.secret import read_secret
 from router.route import Router
 from router.settings import RouterSettings
 from tests.leaks.control import Control
+from tests.leaks.tenant import TENANT
 from tests.simulation.model import BLOCK, Text
 from tests.simulation.scenario import MODEL
 
@@ -112,6 +114,7 @@ async def _serve(control: Control, app: str, secret_file: str) -> None:
 
     async def ask(request_id: str, prompt: list[int], tokens: int) -> None:
         front.answers[request_id] = []
+        CURRENT_TRACE.set(HttpTrace(request_id, time.monotonic(), TENANT))
         await client.add(request_of(request_id, prompt, tokens))
 
     def leave(request_id: str) -> None:

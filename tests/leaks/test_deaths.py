@@ -12,6 +12,7 @@ import pytest
 from tests.leaks.conftest import LEASE_S, Bench
 from tests.leaks.ledger import wait_clean
 from tests.leaks.site import Process, Site
+from tests.leaks.tenant import SALT
 from tests.simulation.model import BLOCK, reference
 from tests.waiting import wait_until
 
@@ -40,7 +41,7 @@ class Asked:
         for name, prompt in self._prompts.items():
             answer, failure = self._here.ended(name).what[2:]
             assert failure == ""
-            assert answer == reference(prompt, "", TOKENS, TOKENS, None)[0]
+            assert answer == reference(prompt, SALT, TOKENS, TOKENS, None)[0]
 
     def workers(self) -> set[str]:
         """Who was given any of them."""

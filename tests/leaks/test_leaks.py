@@ -21,6 +21,7 @@ from tests.leaks.conftest import LEASE_S, Bench
 from tests.leaks.ledger import wait_clean
 from tests.leaks.matrix import CELLS, Fault, Stage
 from tests.leaks.site import Event, Process, Site
+from tests.leaks.tenant import SALT
 from tests.simulation.model import BLOCK, reference
 from tests.waiting import wait_until
 
@@ -175,7 +176,7 @@ class Cell:
             assert end.at_s > self.landed.at_s
             answer, failure = end.what[2:]
             assert failure == ""
-            assert answer == reference(self.prompt, "", TOKENS, TOKENS, None)[0]
+            assert answer == reference(self.prompt, SALT, TOKENS, TOKENS, None)[0]
         record = self.here.ingress.call("record", self.name)
         lost = [a["worker"] for a in record["attempts"] if a["outcome"].startswith("lost")]
         killed_holder = self.fault == f"{self.stage.role}_killed"

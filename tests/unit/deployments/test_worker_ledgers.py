@@ -63,7 +63,7 @@ async def test_a_worker_says_which_loads_are_on_their_way_and_who_has_its_stagin
     job.aborted = True
     async with worker() as here:
         since_s = here.clock.now_s - 2.0
-        held = ConnectorLedger(((job, since_s),), pool.ledger())
+        held = ConnectorLedger(((job, since_s),), (pool.ledger(), StagingPool(2, 64).ledger()))
         here.engine.kv_ledger = lambda: held  # type: ignore[attr-defined]
         found = await ledger_of(here)
     assert found["attempts"] == []
@@ -72,7 +72,7 @@ async def test_a_worker_says_which_loads_are_on_their_way_and_who_has_its_stagin
     ]
     (use,) = found["staging"]
     assert (use["owner"], use["state"], use["slots"]) == ("peer:1", "quarantined", 3)
-    assert found["staging_slots"] == 4
+    assert found["staging_slots"] == 6
 
 
 async def test_a_worker_that_does_not_answer_is_named_and_asked_anew_the_next_time() -> None:
