@@ -3,8 +3,9 @@
 Two nodes on this machine, an agent each; prefill's slab is read over a line of a given rate, a
 relay with a token bucket (paced_line.py). Real engines, without Serve and ingress: the prompt is
 computed on one, and the other makes the second token, once with a prefetch that begins with the
-prompt and once without, in turn. Called by loadtests/bench.py and by people. Must not: count what
-a client's network or an ingress would add.
+prompt and once without, in turn. The same with a prefill that is played, without engines
+(overlap_played.py), shows what is left of the transfer. Called by loadtests/bench.py and by people.
+Must not: count what a client's network or an ingress would add.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from kvcache.agent import AgentServer
 from kvcache.transport.server import PeerServer
 from loadtests.micro.node import agent_process
 from loadtests.micro.overlap_engine import Engine
+from loadtests.micro.overlap_played import BLOCKS, PART_BLOCKS, PART_S, Played
+from loadtests.micro.overlap_played import measure as measure_played
 from loadtests.micro.paced_line import PacedLine
 from loadtests.results import Section, Table, Target, arguments_of, report
 
@@ -129,6 +132,7 @@ def two_nodes() -> Iterator[Nodes]:
 
 
 Runs = dict[tuple[float, bool], list[Handed]]
+PlayedRuns = dict[tuple[float, bool], list[Played]]
 
 
 def measure(rounds: int) -> Runs:
@@ -156,9 +160,69 @@ def blocks_at(counts: list[tuple[float, int]], at_s: float) -> int:
     return max((blocks for when_s, blocks in counts if when_s <= at_s), default=0)
 
 
-def section_of(runs: Runs) -> Section:
-    """Both tables, and what was missed."""
-    rows, missed, timelines = [], [], []
+def section_of(runs: Runs, played: PlayedRuns) -> Section:
+    """All tables, and what was missed. Without runs of engines, the played ones alone."""
+    missed: list[str] = []
+    tables = [_played_table(played, missed)]
+    if runs:
+        tables = [_engines_table(runs, missed), *tables]
+        tables += [_timeline(gbit_s, runs) for gbit_s in GBIT_S]
+    engines = (
+        (
+            f"n = {len(runs.get((GBIT_S[0], True), ()))} new prompts of {PROMPT_TOKENS} tokens "
+            f"each way, computed in parts of {CHUNK_TOKENS} tokens, in turn. Real engines (bfloat16, one "
+            "core each), both nodes' agents; no ingress, no Serve."
+        ),
+        "Second token: from the first, on the prefill engine, to the decode engine's first.",
+    )
+    return Section(
+        name=NAME,
+        title="Overlap: blocks move while prefill computes",
+        conditions=(
+            *(engines if runs else ()),
+            (
+                f"Played: n = {len(played[GBIT_S[0], True])} each way, in turn; {PART_BLOCKS} "
+                f"blocks are published every {PART_S:g} s, and the decode worker's connector loads "
+                "them into an array; no engine computes."
+            ),
+            (
+                f"{BLOCKS} blocks of 737,280 B a prompt. The line is a relay in user space with a "
+                "token bucket, on the cores of all this; rates are of what passes it."
+            ),
+        ),
+        tables=tuple(tables),
+        missed=tuple(missed),
+    )
+
+
+def _played_table(played: PlayedRuns, missed: list[str]) -> Table:
+    rows = []
+    for (gbit_s, overlap), found in played.items():
+        after_ms = sorted(1e3 * each.after_s for each in found)
+        base = median(1e3 * each.after_s for each in played[gbit_s, False])
+        ratio = median(after_ms) / base
+        if overlap and not SAVED_TARGET.is_met(ratio):
+            missed.append(f"played, {gbit_s:g} Gbit/s: {ratio:.2f} of the time without overlap")
+        rows.append(
+            (
+                f"{gbit_s:g} Gbit/s, {'with' if overlap else 'without'} overlap",
+                f"{median(after_ms):.0f}",
+                f"{after_ms[0]:.0f} to {after_ms[-1]:.0f}",
+                f"{median(each.report.prefetched_blocks for each in found):.0f}",
+                f"{median(each.report.pulled_blocks for each in found):.0f}",
+                f"{ratio:.2f}" if overlap else "1",
+                SAVED_TARGET.verdict(ratio) if overlap else "",
+            )
+        )
+    columns = (
+        *("played: last block published, then", "all loaded p50, ms", "least to most"),
+        *("blocks before it", "after it", "ratio p50", "target"),
+    )
+    return Table(columns, tuple(rows))
+
+
+def _engines_table(runs: Runs, missed: list[str]) -> Table:
+    rows = []
     for gbit_s in GBIT_S:
         without, with_it = (
             median(handed.gap_ms for handed in runs[gbit_s, overlap]) for overlap in (False, True)
@@ -184,41 +248,11 @@ def section_of(runs: Runs) -> Section:
             )
         if gbit_s == GBIT_S[0] and not SAVED_TARGET.is_met(with_it / without):
             missed.append(f"{gbit_s:g} Gbit/s: {with_it / without:.2f} of the time without overlap")
-        timelines.append(_timeline(gbit_s, runs))
-    count, blocks = len(runs[GBIT_S[0], True]), PROMPT_TOKENS // 32
-    return Section(
-        name=NAME,
-        title="Overlap: blocks move while prefill computes",
-        conditions=(
-            (
-                f"n = {count} new prompts of {PROMPT_TOKENS} tokens each way, {blocks} blocks of "
-                f"737,280 B, computed in parts of {CHUNK_TOKENS} tokens; ways in turn."
-            ),
-            (
-                "The line is a relay in user space with a token bucket, on the decode engine's "
-                "core; rates are of what passes it."
-            ),
-            "Real engines (bfloat16, one core each), both nodes' agents; no ingress, no Serve.",
-            "Second token: from the first, on the prefill engine, to the decode engine's first.",
-        ),
-        tables=(
-            Table(
-                (
-                    "second token",
-                    "first token p50, ms",
-                    "then p50, ms",
-                    "least to most",
-                    "blocks before it",
-                    "after it",
-                    "ratio p50",
-                    "target",
-                ),
-                tuple(rows),
-            ),
-            *timelines,
-        ),
-        missed=tuple(missed),
+    columns = (
+        *("second token", "first token p50, ms", "then p50, ms", "least to most"),
+        *("blocks before it", "after it", "ratio p50", "target"),
     )
+    return Table(columns, tuple(rows))
 
 
 def _timeline(gbit_s: float, runs: Runs) -> Table:
@@ -248,8 +282,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure; see loadtests.results for the exit code."""
     parser = arguments_of("time to the second token, with blocks pulled early and late")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--no-engines", action="store_true", help="only what is played")
     options = parser.parse_args(arguments)
-    return report(section_of(measure(options.rounds)), options.results)
+    played = measure_played(GBIT_S, options.rounds)
+    runs = {} if options.no_engines else measure(options.rounds)
+    return report(section_of(runs, played), options.results)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from loadtests.micro.overlap import GBIT_S, Handed, Runs, blocks_at, section_of
+from kvcache.connector.records import RequestReport
+from loadtests.micro.overlap import GBIT_S, Handed, PlayedRuns, Runs, blocks_at, section_of
+from loadtests.micro.overlap_played import Played
 from loadtests.micro.paced_line import BURST_S, PacedLine
 
 
@@ -27,9 +29,20 @@ def runs(with_overlap_s: float) -> Runs:
     }
 
 
+def played(with_overlap_s: float) -> PlayedRuns:
+    return {
+        (gbit_s, overlap): [
+            Played(after_s, RequestReport(prefetched_blocks=56 * overlap, pulled_blocks=6))
+        ]
+        for gbit_s in GBIT_S
+        for overlap, after_s in ((False, 0.4), (True, with_overlap_s))
+    }
+
+
 def test_the_section_sets_the_second_token_beside_that_without_overlap() -> None:
-    section = section_of(runs(0.1))
-    table, timeline, _ = section.tables
+    section = section_of(runs(0.1), played(0.04))
+    table, without_engines, timeline, _ = section.tables
+    assert without_engines.rows[1][1:6] == ("40", "40 to 40", "56", "6", "0.10")
     assert table.rows[0][1:7] == ("1000", "400", "400 to 400", "0", "16", "1")
     assert table.rows[1][1:7] == ("1000", "100", "100 to 100", "8", "8", "0.25")
     assert section.missed == ()
@@ -39,7 +52,15 @@ def test_the_section_sets_the_second_token_beside_that_without_overlap() -> None
 
 
 def test_overlap_that_saves_little_is_a_missed_target() -> None:
-    assert section_of(runs(0.36)).missed == ("1 Gbit/s: 0.90 of the time without overlap",)
+    assert section_of(runs(0.36), played(0.1)).missed == (
+        "1 Gbit/s: 0.90 of the time without overlap",
+    )
+    section = section_of({}, played(0.36))
+    assert section.missed == (
+        "played, 1 Gbit/s: 0.90 of the time without overlap",
+        "played, 10 Gbit/s: 0.90 of the time without overlap",
+    )
+    assert len(section.tables) == 1
 
 
 def test_blocks_at_a_time_are_those_of_the_last_count_before_it() -> None:
