@@ -170,8 +170,8 @@ def section_of(runs: Runs, played: PlayedRuns) -> Section:
     engines = (
         (
             f"n = {len(runs.get((GBIT_S[0], True), ()))} new prompts of {PROMPT_TOKENS} tokens "
-            f"each way, computed in parts of {CHUNK_TOKENS} tokens, in turn. Real engines (bfloat16, one "
-            "core each), both nodes' agents; no ingress, no Serve."
+            f"each way, in turn, computed in parts of {CHUNK_TOKENS} tokens. Real engines "
+            "(bfloat16, one core each), both nodes' agents; no ingress, no Serve."
         ),
         "Second token: from the first, on the prefill engine, to the decode engine's first.",
     )
