@@ -40,9 +40,7 @@ def test_a_model_with_several_kinds_of_layers_is_refused(
     agent: AgentServer, tmp_path: Path, ranks: int
 ) -> None:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    model = make_model(
-        tmp_path, "Qwen3", use_sliding_window=True, sliding_window=WINDOW, layer_types=kinds
-    )
+    model = make_model(tmp_path, "Gemma3", sliding_window=WINDOW, layer_types=kinds)
     from kvcache.connector.errors import EngineUnsupported
 
     words = r"2 KV cache groups \(FullAttentionSpec, SlidingWindowSpec\)"

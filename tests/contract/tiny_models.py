@@ -31,15 +31,23 @@ SMALL: dict[str, Any] = {
 
 
 def make_model(folder: Path, kind: str, **changes: Any) -> Path:
-    """Write a model of a transformers class such as "Llama". Returns its folder."""
+    """Write a model of a transformers family such as "Llama" or "Gemma3". Returns its folder."""
     import torch
     import transformers
 
     torch.manual_seed(7)
-    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **changes})
+    # Where a family reads images too, the part that reads text has a configuration of its own.
+    family = next(name for name in (f"{kind}TextConfig", f"{kind}Config") if _has(name))
+    config = getattr(transformers, family)(**{**SMALL, **changes})
     model = getattr(transformers, f"{kind}ForCausalLM")(config)
     path = folder / kind.lower()
     model.save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(Path(os.environ["HEADWATER_TEST_MODEL"]) / name, path)
     return path
+
+
+def _has(name: str) -> bool:
+    import transformers
+
+    return hasattr(transformers, name)
