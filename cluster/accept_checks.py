@@ -224,6 +224,7 @@ class Acceptance:
         figure = (
             f"{victim.worker} (pid {victim.pid}) killed; {last['worker']} went on after "
             f"{last['resumed_tokens']} tokens; {found.compared} of {STORY_TOKENS} compared"
+            f"{', up to a tie' if found.tie else ''}"
         )
         if last["worker"] == victim.worker:
             why = "the answer was complete before the worker died"
@@ -231,8 +232,9 @@ class Acceptance:
         wrong = [found.wrong] if found.wrong else []
         if not last["resumed_tokens"]:
             wrong.append("the stream began anew instead of going on")
-        elif found.tie and found.compared < last["resumed_tokens"]:
-            wrong.append("the answers parted at a tie before the worker died: run it again")
+        elif found.tie and found.compared <= last["resumed_tokens"]:
+            why = "the answers part at a tie before the worker's death: run it again"
+            return Finding("resume", Result.NOT_CHECKED, figure, why)
         return _finding("resume", wrong, figure)
 
     def _victim(self, trace_id: str) -> Worker:

@@ -33,6 +33,7 @@ class FakeAccepted:
         self.wrong_after: int | None = None
         self.scratch_differs = False
         self.tie = False
+        self.tie_at = 0
         self.drift_nats = 0.0
         self.reuses = True
         self.hands_over = True
@@ -149,6 +150,9 @@ class FakeAccepted:
             anew = self.after_kill == "anew"
             heir = attempt("p-1", "prefill", resumed=0 if anew else len(reply.tokens))
             record["attempts"].append(heir)
+        if self.after_kill == "tie" and len(reply.tokens) == self.tie_at:
+            reply.tokens[-1] = (reply.tokens[-1] + 1) % WORDS
+            reply.logprobs[-1] = {reply.tokens[-1]: -0.5, reply.tokens[-1] - 1: -0.51}
         if self.after_kill == "other tokens":
             reply.tokens[-1] = (reply.tokens[-1] + 7) % WORDS
             reply.logprobs[-1] = {reply.tokens[-1]: -0.1}

@@ -148,6 +148,19 @@ def test_a_death_that_did_not_come_about_is_not_checked_and_said(plant: Plant, w
     assert "not checked: resume" in verdict(findings)
 
 
+@pytest.mark.parametrize(
+    ("tie_at", "result"), [(8, Result.NOT_CHECKED), (9, Result.NOT_CHECKED), (10, Result.PASSED)]
+)
+def test_a_tie_after_a_death_ends_the_comparison_and_before_it_there_was_none(
+    tie_at: int, result: Result
+) -> None:
+    cluster = FakeAccepted()
+    cluster.tie, cluster.after_kill, cluster.tie_at = True, "tie", tie_at
+    finding = found(check(cluster, kill=True), "resume")
+    assert finding.result is result
+    assert "up to a tie" in finding.figure
+
+
 def test_nobody_is_killed_unless_it_was_asked_for() -> None:
     cluster = FakeAccepted()
     check(cluster)
