@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cluster.accept_answers import Comparison, compare
+from cluster.accept_answers import BOUND_NATS_MAX, Comparison, bound_of, compare
 from cluster.accept_client import AcceptClient, Question, Reply
 from cluster.accept_ledger import faults_of
 from cluster.demo_client import Worker
@@ -25,7 +25,7 @@ PROMPT_SHARE, PROMPT_TOKENS_MAX = 0.5, 1200
 LINE_TOKENS = 30
 ANSWER_TOKENS, STORY_TOKENS = 24, 96
 # Tokens of an answer that are computed again from nothing: right after a hand-off, and later.
-RECOMPUTED = (1, 2, 12)
+RECOMPUTED = (1, 2, 6, 12, 20)
 KILL_AFTER_TOKENS = 8
 LEDGER_TIMEOUT_S, LEDGER_AFTER_KILL_S, POLL_S = 30.0, 120.0, 0.5
 THINGS = ("lamps", "ropes", "barrels", "letters", "sheep", "nets", "bricks", "apples")
@@ -94,6 +94,7 @@ class Acceptance:
     cold: list[Asked] = field(default_factory=list)
     warm: list[Asked] = field(default_factory=list)
     killed: bool = False
+    bound_nats: float = bound_of(0.0)
 
     def run(self) -> tuple[Finding, ...]:
         """All checks, in order. Raises AnswerError where the cluster does not answer at all."""
@@ -109,7 +110,7 @@ class Acceptance:
 
     def equality(self) -> Finding:
         """Cold, warm, and token by token from nothing: the same greedy answer."""
-        wrong: list[str] = []
+        wrong = self._measure_noise()
         ties, compared, drift_nats, scratch = 0, 0, 0.0, 0
 
         def note(what: str, found: Comparison) -> None:
@@ -127,16 +128,15 @@ class Acceptance:
             warm = self.ask(text, f"cold {seed}", ANSWER_TOKENS)
             self.cold.append(cold)
             self.warm.append(warm)
-            note(f"prompt {seed + 1}, warm", compare(cold.reply, warm.reply))
+            bound = self.bound_nats
+            note(f"prompt {seed + 1}, warm", compare(cold.reply, warm.reply, bound_nats=bound))
             for known in RECOMPUTED:
-                # One token by one worker, with blocks that nobody has: nothing was moved for it.
-                ids = [*cold.reply.prompt, *cold.reply.tokens[:known]]
-                alone = self.ask(ids, f"alone {seed} {known}", 1)
+                alone = self._from_nothing(cold.reply, known, f"alone {seed}")
                 if alone.blocks("loaded_blocks") or alone.reply.cached_tokens:
                     wrong.append(f"prompt {seed + 1}: a new cache salt found blocks")
                 scratch += 1
                 after = f"prompt {seed + 1}, from nothing after {known} tokens"
-                note(after, compare(cold.reply, alone.reply, first=known))
+                note(after, compare(cold.reply, alone.reply, first=known, bound_nats=bound))
         if compared < self.seeds * ANSWER_TOKENS // 2:
             wrong.append("answers part too early to compare more")
         reused = sum(asked.reply.cached_tokens for asked in self.warm)
@@ -146,9 +146,44 @@ class Acceptance:
             wrong.append("the endpoint does not tell the prompt's token ids")
         figure = (
             f"{self.seeds} prompts cold and warm, {scratch} tokens from nothing: {compared} tokens "
-            f"compared, {ties} ties, logprobs within {drift_nats:.3f} nats; {reused} tokens reused"
+            f"compared, {ties} ties, logprobs within {drift_nats:.3f} nats "
+            f"of {self.bound_nats:.3f} allowed; {reused} tokens reused"
         )
         return _finding("equality", wrong, figure)
+
+    def _measure_noise(self) -> list[str]:
+        """How far logprobs drift where nothing is reused or moved, so that the rest has a bound.
+
+        Short prompts stay with one worker; each token is compared with the same one from nothing.
+        Mutates the bound; gives what keeps it from being one.
+        """
+        noise_nats, seen = 0.0, 0
+        for seed in range(self.seeds):
+            self.progress(f"arithmetic, prompt {seed + 1} of {self.seeds}")
+            short = self.ask(
+                passage(f"{self.nonce} short {seed}", 0), f"short {seed}", ANSWER_TOKENS
+            )
+            if len(short.attempts) > 1 or short.blocks("loaded_blocks"):
+                continue
+            for known in RECOMPUTED:
+                alone = self._from_nothing(short.reply, known, f"short alone {seed}")
+                found = compare(short.reply, alone.reply, first=known, bound_nats=BOUND_NATS_MAX)
+                if found.wrong:
+                    return [f"without any reuse: {found.wrong}"]
+                noise_nats = max(noise_nats, found.drift_nats)
+                seen += found.compared
+        self.bound_nats = bound_of(noise_nats)
+        if not seen:
+            return ["no short answer was made by one worker alone, to tell noise from wrong blocks"]
+        if self.bound_nats > BOUND_NATS_MAX:
+            return [
+                f"logprobs drift by {noise_nats:.3f} nats without any reuse: none can be judged"
+            ]
+        return []
+
+    def _from_nothing(self, reply: Reply, known: int, salt: str) -> Asked:
+        """The token after the first `known` ones, by one worker, with blocks that nobody has."""
+        return self.ask([*reply.prompt, *reply.tokens[:known]], f"{salt} {known}", 1)
 
     # ---- hand-off -------------------------------------------------------------------------------
 
@@ -220,7 +255,7 @@ class Acceptance:
 
     def _resumed(self, victim: Worker, whole: Reply, broken: Reply) -> Finding:
         attempts = self.client.record(broken.trace_id)["attempts"]
-        last, found = attempts[-1], compare(whole, broken)
+        last, found = attempts[-1], compare(whole, broken, bound_nats=self.bound_nats)
         figure = (
             f"{victim.worker} (pid {victim.pid}) killed; {last['worker']} went on after "
             f"{last['resumed_tokens']} tokens; {found.compared} of {STORY_TOKENS} compared"

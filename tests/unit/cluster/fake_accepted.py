@@ -25,8 +25,9 @@ def next_token(tokens: Sequence[int]) -> int:
 class FakeAccepted:
     """Answers by next_token; hands long cold prompts from p-1 to d-1; caches by salt and prompt.
 
-    Planted: flags below. wrong_after: from this token of a warm answer on, another one. drift:
-    added to the logprobs of warm answers. tie: what is wrong is as likely as what is right.
+    Planted: flags below. wrong_after: from this token of a warm answer on, another one. Added to
+    logprobs: drift to those of warm answers, handed_drift of long ones, noise of single tokens.
+    tie: what is wrong is as likely as what is right.
     """
 
     def __init__(self) -> None:
@@ -35,8 +36,11 @@ class FakeAccepted:
         self.tie = False
         self.tie_at = 0
         self.drift_nats = 0.0
+        self.handed_drift_nats = 0.0
+        self.noise_nats = 0.0
         self.reuses = True
         self.hands_over = True
+        self.hands_short_ones_over = False
         self.loads = True
         self.resumed_tokens = 1
         self.failed_blocks = 0
@@ -83,6 +87,8 @@ class FakeAccepted:
                 other = (token + 1) % WORDS
                 gap = 0.01 if self.tie else 3.0
                 drift = self.drift_nats if warm else 0.0
+                drift += self.noise_nats if scratch else 0.0
+                drift += self.handed_drift_nats if not scratch and self._is_long(question) else 0.0
                 reply.tokens.append(token)
                 reply.logprobs.append({token: -0.5 - drift, other: -0.5 - drift - gap})
             if on_tokens is not None:
@@ -135,6 +141,12 @@ class FakeAccepted:
 
     # ---- what it is made of -------------------------------------------------------------------
 
+    def _is_long(self, question: Question) -> bool:
+        """A prompt that is worth a hand-off."""
+        return question.exactly_tokens > 1 and (
+            len(question.prompt) > 200 or self.hands_short_ones_over
+        )
+
     def _say_wrong(self, reply: Reply, token: int) -> None:
         other = (token + 1) % WORDS
         reply.tokens.append(other)
@@ -160,8 +172,7 @@ class FakeAccepted:
 
     def _record(self, question: Question, *, warm: bool) -> dict[str, Any]:
         decision = {"reason": "short_prompt"}
-        long = question.exactly_tokens > 1 and len(question.prompt) > 200
-        if warm or not long or not self.hands_over:
+        if warm or not self._is_long(question) or not self.hands_over:
             running = None if question.exactly_tokens > 50 else 1.0
             attempts = [attempt("d-1", "decode", ended_s=running)]
         else:
