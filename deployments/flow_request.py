@@ -41,6 +41,15 @@ class FlowRequest:
         self.decode_worker = decision.decode
         self.compute_tokens = decision.compute_tokens
 
+    def park(self, reason: str, now_s: float, limits: FlowLimits) -> None:
+        """Mutates: it waits for a worker, not longer than it may since it last made progress."""
+        self.stage = Stage.PARKED
+        self.excluded = frozenset()  # who was full may have room when it tries again
+        self.retry_s = now_s + limits.retry_interval_s
+        if self.parked_until_s is None:
+            self.parked_until_s = now_s + limits.park_timeout_s
+        self.record.detail = f"waiting: {reason}"
+
     def take_prefetch(self, successor: str) -> tuple[str, str] | None:
         """Mutates: forgets and returns the prefetch, unless it is `successor`'s own."""
         if self.prefetch is None or self.prefetch[0] == successor:

@@ -308,12 +308,7 @@ class RequestFlow:
         others = sum(r.stage is Stage.PARKED for r in self._requests.values() if r is not request)
         if others >= self._limits.parked_max:
             return self._fail(request, Failure.NO_WORKER, now_s, reason)
-        request.stage = Stage.PARKED
-        request.excluded = frozenset()  # who was full may have room when it tries again
-        request.retry_s = now_s + self._limits.retry_interval_s
-        if request.parked_until_s is None:
-            request.parked_until_s = now_s + self._limits.park_timeout_s
-        request.record.detail = f"waiting: {reason}"
+        request.park(reason, now_s, self._limits)
         return []
 
     def worker_ready(self, now_s: float) -> list[Effect]:
