@@ -237,7 +237,7 @@ def parts_table(ours: Ttfts, lengths: Sequence[int]) -> Table:
             outside = median(a.ttft_ms - a.parts_ms["total"] for a in answers)
             row = (f"{kind}, {length} tokens", *(f"{part:.1f}" for part in parts[:-1]))
             rows.append((*row, f"{outside:.1f}"))
-    return Table(("p50 in ms of", *PARTS[:-1], "proxy and client"), tuple(rows))
+    return Table(("p50 in ms of", *PARTS[:-1], "HTTP and client"), tuple(rows))
 
 
 def burst_table(theirs: Sequence[Burst], ours: Sequence[Burst]) -> tuple[Table, list[str]]:
@@ -304,7 +304,7 @@ async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) 
             (
                 "Both: one compute thread an engine, no compilation; plain vLLM with its own "
                 "defaults for scheduling and prefix caching. It has one engine; Headwater has two, "
-                "of which a prompt uses one at a time, and is asked through Ray Serve's proxy."
+                "of which a prompt uses one at a time, and is asked as `serve` serves."
             ),
             f"Headwater's tokens of the bursts, by engine: {shares}.",
             (

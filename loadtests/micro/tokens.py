@@ -40,9 +40,9 @@ EXIT_TERMINATED = 143
 PARTS = ("link", "http", "serve")
 TARGETS = {
     "vllm": "vLLM's own server: API server and EngineCore",
-    "ingress": "our ingress on uvicorn, set as Serve's direct ingress sets it; no Ray",
-    "direct": "the Serve application, straight to its ingress replica",
-    "proxy": "the Serve application, through Serve's proxy",
+    "ingress": "our ingress by its own HTTP port; no Ray",
+    "direct": "the Serve application, by its ingress's own HTTP port: what `serve` does",
+    "proxy": "the same through Serve's proxy",
 }
 
 

@@ -2,7 +2,6 @@
 
 Called by tokens_servers as ``python -m loadtests.micro.tokens_ingress``, with one JSON line on its
 standard input (IngressCommand). Prints one JSON line once it answers; ends with its standard input.
-uvicorn is set as Serve's direct ingress sets it (ray/serve/_private/http_util.py, 2.60).
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from deployments.client_settings import ClientSettings
 from deployments.directory_actor import DirectorySettings
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow_types import FlowLimits
+from deployments.front_door import DoorAddress
 from deployments.ingress import Ingress, IngressSettings
 from deployments.membership import MEMBERS, Member
 from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX
 from loadtests.micro.tokens_servers import IngressCommand
 from router.settings import AdmissionSettings, RouterSettings
 
-KEEP_ALIVE_S = 90
 BLOCK_TOKENS = 32
 
 
-def settings_of(model_path: str, secret_file: str) -> IngressSettings:
+def settings_of(model_path: str, secret_file: str, port: int) -> IngressSettings:
     """An ingress's settings before counting workers."""
     directory = DirectorySettings(app="counting")
     return IngressSettings(
@@ -57,6 +56,7 @@ def settings_of(model_path: str, secret_file: str) -> IngressSettings:
         secret_file=secret_file,
         router=RouterSettings(),
         admission=AdmissionSettings(queue_max=STREAMS_MAX),
+        door=DoorAddress("127.0.0.1", port),
     )
 
 
@@ -76,26 +76,11 @@ async def _serve(command: IngressCommand) -> None:
     handle: Any = SimpleNamespace(options=lambda **_: None)
     ingress = Ingress.__new__(Ingress)
     await Ingress.__init__(
-        ingress, settings_of(command.model_path, command.secret_file), handle, handle
+        ingress, settings_of(command.model_path, command.secret_file, command.port), handle, handle
     )
     app = await ingress.__serve_build_asgi_app__()
     await LifespanOn(uvicorn.Config(app, lifespan="on", log_config=None)).startup()
-    server = uvicorn.Server(
-        uvicorn.Config(
-            lambda: app,
-            factory=True,
-            host="127.0.0.1",
-            port=command.port,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            lifespan="off",
-            access_log=False,
-            log_level=None,
-            log_config=None,
-        )
-    )
-    serving = asyncio.create_task(server.serve())
     await asyncio.to_thread(sys.stdin.read)
-    serving.cancel()
     os._exit(0)
 
 

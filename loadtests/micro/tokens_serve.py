@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -20,11 +19,11 @@ import psutil
 from cluster import application, launch
 from cluster.config import Config
 from cluster.local_ray import ray_cluster
+from deployments.front_door import DoorAddress
 from deployments.worker import EngineWorker, WorkerSettings
 from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX
 from loadtests.sides import free_port
 
-DIRECT_PORTS = range(30_000, 31_000)  # RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT, ..._MAX_HTTP_PORT
 REPLICAS = ("ray::ServeReplica",)
 PROXIES = ("ray::ProxyActor", "ray::ServeProxy")  # titles of Ray's processes
 
@@ -61,7 +60,7 @@ def _config(state_dir: Path, model_folder: str) -> Config:
             },
             "engine": {"max_num_seqs": STREAMS_MAX},
             "workers": {"pin_cores": False},
-            "http": {"port": free_port()},
+            "http": {"port": free_port(), "through": "proxy"},
             "ray": {"dashboard_port": 0},
             "slab": {"mib": 16},
             "limits": {"queue_max_requests": STREAMS_MAX},
@@ -83,21 +82,6 @@ def _move(core: int) -> tuple[list[psutil.Process], list[psutil.Process]]:
     return found
 
 
-def _direct_url(processes: list[psutil.Process]) -> str:
-    ports = {
-        connection.laddr.port
-        for process in processes
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port in DIRECT_PORTS
-    }
-    for port in sorted(ports):
-        url = f"http://127.0.0.1:{port}"
-        with urllib.request.urlopen(f"{url}/-/routes", timeout=5) as answer:  # noqa: S310
-            if answer.status == 200:  # noqa: PLR2004
-                return url
-    raise RuntimeError(f"no ingress replica answers on {sorted(ports)}")
-
-
 def _progress(line: str) -> None:
     sys.stderr.write(line + "\n")
 
@@ -107,14 +91,19 @@ def main(state_dir: Path, model_folder: str, core: int) -> None:
     config = _config(state_dir, model_folder)
     secret = launch.secret_in(state_dir)
     endpoint = f"http://{config.http.host}:{config.http.port}"
-    with ray_cluster(config), patch.object(application, "EngineWorker", CountingWorker):
+    door = DoorAddress(config.http.host, free_port())  # both ways into one ingress
+    with (
+        ray_cluster(config),
+        patch.object(application, "EngineWorker", CountingWorker),
+        patch.object(application, "_door", lambda _config: door),
+    ):
         try:
             launch.deploy(config, Path(model_folder), secret)
             launch.wait_ready(endpoint, _progress)
             replicas, proxies = _move(core)
             urls = ServeUrls(
                 endpoint,
-                _direct_url(replicas),
+                f"http://{door.host}:{door.port}",
                 [process.pid for process in proxies],
                 [process.pid for process in replicas],
             )

@@ -30,11 +30,6 @@ START_TIMEOUT_S = 180.0
 END_TIMEOUT_S = 60.0
 POLL_S = 0.1
 ENVIRONMENT = {**PLAIN_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": "0"}
-SERVE_ENVIRONMENT = {
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
-    # Only so that the cluster ends at once.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +177,7 @@ class Bench:
         fifo = self.fifo("serve")
         words = ["loadtests.micro.tokens_serve", str(self._folder / "state"), self._model_folder]
         core = str(self.cores.server)
-        environment = {**SERVE_ENVIRONMENT, CREDITS_ENV: fifo}
-        process = self.start(self.cores.client, "serve", *words, core, **environment)
+        process = self.start(self.cores.client, "serve", *words, core, **{CREDITS_ENV: fifo})
         urls = self.read(process, "serve")
         replicas, proxies = tuple(urls["replicas"]), tuple(urls["proxies"])
         return (
