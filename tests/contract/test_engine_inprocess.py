@@ -45,12 +45,14 @@ def test_the_calling_thread_is_pinned_to_the_core_of_the_settings(harness: Harne
 
 
 def test_the_runner_is_v1_with_our_batch_and_scheduler(harness: Harness) -> None:
+    from deployments.engine.inprocess import _runner_of
     from deployments.engine.resume import ResumeInputBatch, ResumeRunner, ResumeScheduler
 
     engine = harness.engine
     assert isinstance(engine._scheduler, ResumeScheduler)
-    assert type(engine._runner) is ResumeRunner
-    assert type(engine._runner.input_batch) is ResumeInputBatch
+    runner = _runner_of(engine._core)
+    assert type(runner) is ResumeRunner
+    assert type(runner.input_batch) is ResumeInputBatch
     assert not engine._config.use_v2_model_runner
     assert not engine._config.scheduler_config.async_scheduling
 
