@@ -17,6 +17,7 @@ from deployments.event_shipping import ASK_INTERVAL_S, Answer, DirectoryIntake, 
 from kvcache.agent import AgentServer
 from kvcache.agent_peers import Peers
 from kvcache.agent_session import SessionState
+from kvcache.agent_writers import WriterGroups
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import DirectorySettings, Feed
 from kvcache.events import Message, slab_source
@@ -79,6 +80,7 @@ class SimAgent(AgentServer):
         self._lock = threading.RLock()
         self._arenas = {}
         self._sessions = {}
+        self._writers = WriterGroups()
         self._last_connection = 0
         self._is_closing = False
         self._has_announced = False
