@@ -46,9 +46,11 @@ def test_the_section_sets_the_second_token_beside_that_without_overlap() -> None
     assert table.rows[0][1:7] == ("1000", "400", "400 to 400", "0", "16", "1")
     assert table.rows[1][1:7] == ("1000", "100", "100 to 100", "8", "8", "0.25")
     assert section.missed == ()
-    at_1000 = next(row for row in timeline.rows if row[0] == "1000")
-    assert at_1000[1:] == ("16", "0", "16", "8")
-    assert timeline.rows[-1] == ("tokens 1 and 2 at, ms", "1000", "1400", "1000", "1100")
+    after_ms = {row[0]: row[1:] for row in timeline.rows}
+    assert after_ms["-500"] == ("8", "0", "8", "0")
+    assert after_ms["0"] == ("16", "0", "16", "8")
+    assert after_ms["200"] == ("16", "16", "16", "16")
+    assert timeline.rows[-1] == ("second token at, ms", "", "400", "", "100")
 
 
 def test_overlap_that_saves_little_is_a_missed_target() -> None:
