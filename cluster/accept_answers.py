@@ -16,7 +16,7 @@ from cluster.accept_client import Reply
 
 NOISE_FACTOR = 4.0
 """What is compared may drift by so much more than what was measured of the machine itself."""
-BOUND_NATS_MIN, BOUND_NATS_MAX = 0.02, 0.5
+BOUND_NATS_MIN, BOUND_NATS_MAX = 0.05, 0.5
 """A bound of more would pass anything: such a machine cannot be judged."""
 
 

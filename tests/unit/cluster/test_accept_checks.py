@@ -76,8 +76,8 @@ def test_a_sound_cluster_passes_every_check_with_a_worker_killed() -> None:
     [
         ("equality", planted(wrong_after=0), "nats apart"),
         ("equality", planted(wrong_after=20), "token 21 is"),
-        ("equality", planted(drift_nats=0.05), "differs by 0.050 nats"),
-        ("equality", planted(handed_drift_nats=0.05), "from nothing after 1 tokens: the logprob"),
+        ("equality", planted(drift_nats=0.06), "differs by 0.060 nats"),
+        ("equality", planted(handed_drift_nats=0.06), "from nothing after 1 tokens: the logprob"),
         ("equality", planted(handed_drift_nats=0.25, noise_nats=0.03), "differs by 0.220"),
         ("equality", planted(noise_nats=0.3), "none can be judged"),
         ("equality", planted(hands_short_ones_over=True), "no short answer"),
