@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vllm.config import KVTransferConfig, StructuredOutputsConfig, VllmConfig
 from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.engine.core import EngineCore
@@ -91,12 +92,17 @@ def build_core(config: VllmConfig) -> EngineCore:
     if config.use_v2_model_runner:
         raise EngineMismatch("VllmConfig.use_v2_model_runner: resume is built on the V1 runner")
     pin_hash_root()
-    core = EngineCore(
-        config,
-        Executor.get_class(config),
-        log_stats=False,
-        executor_fail_callback=_rank_failed,
-    )
+    try:
+        core = EngineCore(
+            config,
+            Executor.get_class(config),
+            log_stats=False,
+            executor_fail_callback=_rank_failed,
+        )
+    except BaseException:
+        # vLLM keeps the connector in a global, and would give it to the next engine built here.
+        ensure_kv_transfer_shutdown()
+        raise
     # The constructor sets the root again, from PYTHONHASHSEED; no request was hashed yet.
     pin_hash_root()
     if not isinstance(core.scheduler, ResumeScheduler):
