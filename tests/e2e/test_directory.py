@@ -112,3 +112,31 @@ def test_a_restarted_worker_finds_the_same_blocks_by_name_and_its_old_cache_is_f
     again, trace = complete(cluster, ids, max_tokens=8, ignore_eos=True)
     assert again["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
     assert loaded_blocks(cluster, trace) >= LONG // BLOCK - 1, "named as the dead ones named them"
+
+
+def test_a_stopped_agents_slab_is_left_out_of_account_and_counts_again_when_it_goes_on(
+    cluster: Cluster,
+) -> None:
+    complete(cluster, prompt(LONG, 9400), max_tokens=4)
+    wait_until(lambda: slab_is_known(cluster), timeout_s=LEARNED_TIMEOUT_S, what="the slab")
+    (node,) = cluster.ledger()
+    held = node["scan"]["published"]
+    doubts = cluster.status()["router"]["fallbacks_total"]["slab_in_doubt"]
+    os.kill(node["pid"], signal.SIGSTOP)
+    try:
+
+        def is_in_doubt() -> bool:
+            slabs = [(s["freshness"], s["reason"]) for s in sources(cluster, "slab:")]
+            return slabs == [("degraded", "silent")]
+
+        wait_until(is_in_doubt, timeout_s=LEARNED_TIMEOUT_S, what="the silence to be noticed")
+        body, _ = complete(cluster, prompt(BLOCK, 9401), max_tokens=4)
+        assert body["choices"][0]["token_ids"]
+        assert cluster.status()["router"]["fallbacks_total"]["slab_in_doubt"] > doubts
+    finally:
+        os.kill(node["pid"], signal.SIGCONT)
+    wait_until(lambda: slab_is_known(cluster), timeout_s=LEARNED_TIMEOUT_S, what="the old slab")
+    (after,) = cluster.ledger()
+    assert after["pid"] == node["pid"]
+    assert after["scan"]["published"] >= held, "nothing of it was lost"
+    assert cluster.status()["directory"]["digests_differ_total"] == 0
