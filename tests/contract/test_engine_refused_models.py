@@ -43,7 +43,7 @@ def test_a_model_with_several_kinds_of_layers_is_refused(
     model = make_model(tmp_path, "Gemma3", sliding_window=WINDOW, layer_types=kinds)
     from kvcache.connector.errors import EngineUnsupported
 
-    words = r"2 KV cache groups \(FullAttentionSpec, SlidingWindowSpec\)"
+    words = r"\d KV cache groups \(FullAttentionSpec, SlidingWindowSpec\)"
     with pytest.raises(EngineUnsupported, match=words):
         start(model, agent, ranks)
 

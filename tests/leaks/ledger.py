@@ -42,7 +42,7 @@ def leftovers(here: Site) -> list[str]:
         if what not in {"leases", "waits", "fills", "counters"} and books[what] != scan[what]
     ]
     slab = (f"slab:{here.where['node']}", books["published"], "exact")
-    known = [(one["source"], one["blocks"], one["freshness"]) for one in status]
+    known = [(one["source"], one["blocks"], one["freshness"]) for one in status["streams"]]
     if slab not in known:
         found.append(f"directory: {known}, not {slab}")
     if slab not in here.ingress.call("directory"):
