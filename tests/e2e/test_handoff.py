@@ -92,5 +92,5 @@ def test_ttft_parts_sum_to_what_the_client_measured(cluster: Cluster) -> None:
     parts = [v for name, v in ttft.items() if name != "total_ms"]
     assert sum(parts) == pytest.approx(ttft["total_ms"], abs=0.01)
     assert all(part >= 0 for part in parts), ttft
-    # The rest is the way through Serve's HTTP proxy, before and after the ingress.
+    # The rest is the way to the client and back.
     assert ttft["total_ms"] == pytest.approx(measured_ms, rel=0.05, abs=2.0)
