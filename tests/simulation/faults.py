@@ -34,6 +34,7 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self.flipped: set[tuple[str, int, int]] = set()  # incarnation, slot, generation
         self.corrupted_cores: list[DirectoryCore] = []
+        self.directories_corrupted_total = 0
         self._corrupted: list[Stream] = []  # and not found out yet
         self._told_wrongly: set[str] = set()  # sources, by the directory
         self._paused: list[Process] = []
@@ -294,6 +295,7 @@ class Faults:
             index._index(change)
         self.corrupted_cores.append(core)
         if index is None:
+            self.directories_corrupted_total += 1
             self._told_wrongly.add(stream.source)
         self._corrupted.append(stream)
         return True

@@ -48,7 +48,6 @@ KINDS = (*PROCESS_FAULTS, *WEATHER, *CLIENT_KINDS, *TIGHT)
 # Without these, every lease is ended by its holder, and every request is finished or cancelled.
 DISTURBING = frozenset(PROCESS_FAULTS) - {
     "flip_bits",
-    "slow_agent",
     "stale_publish",
     "corrupt_directory",
     "corrupt_replica",

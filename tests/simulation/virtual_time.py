@@ -19,6 +19,9 @@ from typing import Any
 ARRIVES = "< "  # labels of what comes from another process
 
 
+ORDERS_MAX = 1 << 62
+
+
 class Ended(BaseException):
     """The process whose code was waiting has died. Not for production code to catch."""
 
@@ -80,7 +83,7 @@ class Process:
         # As in asyncio's loop and in select: what has come is read before timers are looked at.
         deferred.sort(key=lambda event: not event[0].startswith(ARRIVES))
         for label, call, args in deferred:
-            self.time.at(0.0, self, label, call, *args)
+            self.time.at_once(self, label, call, *args)
 
 
 class VirtualTime:
@@ -94,6 +97,7 @@ class VirtualTime:
         self.after_event: Callable[[], None] = lambda: None
         self._heap: list[tuple[float, int, Process, str, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
+        self._order_first = -ORDERS_MAX
 
     def at(
         self, delay_s: float, process: Process, label: str, call: Callable[..., None], *args: Any
@@ -107,6 +111,11 @@ class VirtualTime:
         """The same, at a time: equal times keep their order."""
         self._order += 1
         heapq.heappush(self._heap, (at_s, self._order, process, label, call, args))
+
+    def at_once(self, process: Process, label: str, call: Callable[..., None], *args: Any) -> None:
+        """Before all else of this moment: on one connection, what came sooner is read sooner."""
+        self._order_first += 1
+        heapq.heappush(self._heap, (self.now_s, self._order_first, process, label, call, args))
 
     def note(self, *words: Any) -> None:
         """Say something in the log: strings and numbers."""

@@ -247,7 +247,11 @@ class Watch(StoreWatch):
     def _alarms(self, who: str, core: DirectoryCore) -> None:
         """I6: a digest that differs says that memory was corrupted, not that something is late."""
         differ = core.counters.digests_differ_total
-        corrupted = sum(core is known for known in self._world.faults.corrupted_cores)
+        faults = self._world.faults
+        corrupted = sum(core is known for known in faults.corrupted_cores)
+        if core is not self._world.directory.core:
+            # A replica can be made from what a corrupted directory holds.
+            corrupted += faults.directories_corrupted_total
         if differ > corrupted:
             raise Wrong(f"I6: {who} found {differ} digests different after {corrupted} faults")
 
