@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
 LEARNED_TIMEOUT_S = 60.0
+EVICTED_MAX = 4
 LONG = 12 * BLOCK
 
 
@@ -138,5 +139,6 @@ def test_a_stopped_agents_slab_is_left_out_of_account_and_counts_again_when_it_g
     wait_until(lambda: slab_is_known(cluster), timeout_s=LEARNED_TIMEOUT_S, what="the old slab")
     (after,) = cluster.ledger()
     assert after["pid"] == node["pid"]
-    assert after["scan"]["published"] >= held, "nothing of it was lost"
+    # A full slab may have given a block up for the request in between.
+    assert after["scan"]["published"] >= held - EVICTED_MAX
     assert cluster.status()["directory"]["digests_differ_total"] == 0
