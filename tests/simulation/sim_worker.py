@@ -237,6 +237,7 @@ class SimWorker:
         older = self.links.pop(ingress, None)
         if older is not None:
             older.close("replaced")
+            self.loop.owner_left(ingress)
         self.links[ingress] = link
         link.on_message = lambda message: self._received(ingress, message)
         link.on_ended = lambda _: self._link_down(ingress, link)
