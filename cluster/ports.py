@@ -15,12 +15,7 @@ from cluster.config import Config
 
 def listen_briefly(host: str, port: int) -> int:
     """Listen for a moment; returns the port, which is a free one for port 0. Raises OSError."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(address)
+    with _bound(host, port) as probe:
         probe.listen(1)
         found: int = probe.getsockname()[1]
         return found
@@ -34,12 +29,7 @@ def is_behind_proxy(config: Config) -> bool:
 @contextlib.contextmanager
 def held(host: str, port: int) -> Iterator[None]:
     """Keep a port from other programs while the block runs; the ingress can listen there."""
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    with socket.socket(family, kind, protocol) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(address)  # who does not listen is given no connection
+    with _bound(host, port):  # who does not listen is given no connection
         yield
 
 
@@ -49,3 +39,18 @@ def problem_in(error: OSError, host: str, port: int, *, host_flag: str, port_fla
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"{what}: give an address of this machine with {host_flag}"
     return f"{what}: choose another with {port_flag}, or {port_flag} 0 for any free one"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    # As deployments/front_door.py binds, which the doctor must not need: it may be what is broken.
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound

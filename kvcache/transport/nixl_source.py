@@ -37,6 +37,7 @@ from kvcache.transport.leasing import PeerLeases
 from kvcache.transport.nixl_agent import NixlReader, NixlTransfer, ReadState
 from kvcache.transport.pull import Batch, WindowedPull
 from kvcache.transport.staging import StagingPool
+from kvcache.transport.stream import is_idle
 from kvcache.transport.wire import receive_description
 
 BATCHES_MAX: Final = 2
@@ -233,7 +234,7 @@ class NixlSource(PeerLeases):
 
     def _connect(self, deadline_s: float) -> None:
         """Attaches to the peer's slab, unless it is attached and the peer is still there."""
-        if self._liveness is not None and _is_up(self._liveness):
+        if self._liveness is not None and is_idle(self._liveness):
             return
         self._disconnect()
         if self._lingering:  # they use the old attachment
@@ -254,13 +255,3 @@ class NixlSource(PeerLeases):
             with contextlib.suppress(OSError):
                 self._liveness.close()
         self._liveness = None
-
-
-def _is_up(sock: socket.socket) -> bool:
-    try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

@@ -146,7 +146,7 @@ class Stream:
     def _connected(self, deadline_s: float) -> socket.socket:
         """A connection that is still up, as far as can be seen without asking."""
         sock = self._socket
-        if sock is not None and (self._asked or _is_idle(sock)):
+        if sock is not None and (self._asked or is_idle(sock)):
             return sock
         self._disconnect()
         opened = self._open_socket(deadline_s - time.monotonic())
@@ -232,7 +232,7 @@ def _lost(fault: OSError | KvCacheError) -> StoreUnavailable:
     return StoreUnavailable(f"the peer is lost: {fault}")
 
 
-def _is_idle(sock: socket.socket) -> bool:
+def is_idle(sock: socket.socket) -> bool:
     """Whether the connection is up and, as it must be between pulls, has nothing to read."""
     try:
         sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
