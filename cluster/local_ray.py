@@ -57,14 +57,35 @@ class RayCluster:
 
 @contextmanager
 def ray_cluster(config: Config) -> Iterator[RayCluster]:
-    """Start a local cluster, or connect to ``ray.address``; ends the one that it started."""
+    """Start a local cluster, or connect to ``ray.address``; ends the one that it started.
+
+    The process's environment is Ray's meanwhile, and as it was afterwards.
+    """
     address = config.ray.address
-    # Read by Ray when it is imported, and inherited by its processes.
     alone = address is None or address.rpartition(":")[0] in LOOPBACK_HOSTS
-    os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if alone else {})
     if address is not None:
         _someone_listens(address)
-    _let_workers_import_us()
+    with _environment_of_ray(alone=alone), _connected(config, alone=alone) as cluster:
+        yield cluster
+
+
+@contextmanager
+def _environment_of_ray(*, alone: bool) -> Iterator[None]:
+    """What Ray reads when it is imported, and what its processes inherit."""
+    before = dict(os.environ)
+    paths = [str(ROOT), *filter(None, before.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if alone else {})
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _connected(config: Config, *, alone: bool) -> Iterator[RayCluster]:
+    address = config.ray.address
     import ray
 
     from deployments.loopback import HOOK as LOOPBACK_HOOK
@@ -163,9 +184,3 @@ def _temp_dir(config: Config) -> Path:
         wished.mkdir(parents=True, exist_ok=True)
         return wished
     return Path(tempfile.mkdtemp(prefix=f"headwater-{os.getuid()}-"))
-
-
-def _let_workers_import_us() -> None:
-    """Ray's local workers inherit PYTHONPATH."""
-    paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

@@ -73,11 +73,12 @@ class PinnedSlab:
             try:
                 self._register(mapping.ctypes.data, mapping.nbytes)
             except OSError as refused:
-                self._refused = mapping, f"the slab cannot be pinned: {refused}"
-                log.warning("%s; blocks take a bounce buffer", self._refused[1])
+                why = f"the slab cannot be pinned: {refused}"
+                log.warning("%s; blocks take a bounce buffer", why)
+                self._refused = mapping, why
             else:
-                self._pinned = mapping
                 log.info("slab pinned, %d bytes", mapping.nbytes)
+                self._pinned = mapping
 
     def _unpin(self) -> None:
         pinned, self._pinned = self._pinned, None

@@ -237,7 +237,7 @@ def ledger_faults(cluster: Cluster) -> list[str]:
 
 @dataclass(frozen=True)
 class PlainAnswers:
-    """What one plain vLLM server answered, by name; empty where no test of the session asks."""
+    """What plain vLLM servers answered, by name; empty where no test of the session asks."""
 
     corpus: dict[str, Any]
     parity: dict[str, Reply]
@@ -257,15 +257,25 @@ def cases_wanted(request: pytest.FixtureRequest) -> list[Case]:
 
 @pytest.fixture(scope="session")
 def plain_answers(model_path: Path, request: pytest.FixtureRequest) -> PlainAnswers:
-    """Of a plain vLLM server in float32, one thread, started once and gone before the cluster."""
+    """Of plain vLLM servers in float32, one thread and one core each, gone before the cluster."""
     from tests.e2e.plain_vllm import corpus_answers, plain_vllm
 
     wanted = fixtures_wanted(request)
-    with plain_vllm(model_path, dtype="float32") as http:
-        return PlainAnswers(
-            corpus_answers(http, cases_wanted(request)) if "reference" in wanted else {},
-            replies_to(http, ASKS) if "parity_reference" in wanted else {},
-        )
+    cores = sorted(os.sched_getaffinity(0))
+
+    def corpus() -> dict[str, Any]:
+        if "reference" not in wanted:
+            return {}
+        with plain_vllm(model_path, dtype="float32", core=cores[0]) as http:
+            return corpus_answers(http, cases_wanted(request))
+
+    def parity() -> dict[str, Reply]:
+        if "parity_reference" not in wanted:
+            return {}
+        with plain_vllm(model_path, dtype="float32", core=cores[-1]) as http:
+            return replies_to(http, ASKS)
+
+    return PlainAnswers(*Together([corpus, parity]).results())
 
 
 @pytest.fixture(scope="session")

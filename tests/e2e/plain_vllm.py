@@ -20,8 +20,13 @@ MODEL = "SmolLM2-135M-Instruct"
 
 
 @contextmanager
-def plain_vllm(model_path: Path, *, dtype: str) -> Iterator[httpx.Client]:
-    """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread."""
+def plain_vllm(
+    model_path: Path, *, dtype: str, core: int | None = None
+) -> Iterator[httpx.Client]:
+    """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread.
+
+    core: the one core that the server and its engine run on; None for all.
+    """
     port = free_port()
     environment = {**os.environ, **PLAIN_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": "0"}
     command = [
@@ -39,6 +44,8 @@ def plain_vllm(model_path: Path, *, dtype: str) -> Iterator[httpx.Client]:
         "--enable-prompt-tokens-details",
         "--disable-log-stats",
     ]
+    if core is not None:
+        command = ["taskset", "--cpu-list", str(core), *command]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=180) as http:

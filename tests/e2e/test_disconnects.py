@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections import Counter
 from typing import Any
 
 import httpx
@@ -25,8 +24,7 @@ WAYS = ["close", "reset"]
 ROUNDS = range(5)
 LONG = 1700
 STEPS_TO_CLEAN = 2
-ROLES = ("prefill", "decode")
-AHEAD_MIN, AHEAD_STEP, AHEAD_MAX = 2, 4, 12
+AHEAD = 10
 
 
 def name_of(stage: str) -> str:
@@ -114,18 +112,12 @@ def test_client_leaves_while_queued(cluster: Cluster, way: str, round_: int) -> 
     seed = 40_000 + 100 * (round_ + 10 * WAYS.index(way))
     name = name_of("queued")
     with contextlib.ExitStack() as stack:
-        # Each takes a worker's whole token budget for seven steps. All are sent before any is
-        # looked for: looking takes time, in which the first would be done. However the router
-        # spreads them, ours is given to neither worker before there are some ahead of it at both.
-        names: list[str] = []
-        at: Counter[str] = Counter()
-        while len(at) < len(ROLES) or min(at.values()) < AHEAD_MIN:
-            assert len(names) < AHEAD_MAX, at
-            for _ in range(AHEAD_STEP):
-                body = body_of(prompt(LONG, seed + len(names)), max_tokens=1)
-                names.append(name_of("ahead"))
-                stack.enter_context(raw_stream(cluster, body, names[-1]))
-            at = Counter(submitted(cluster, before).split()[2] for before in names)
+        # Each takes a worker's whole token budget for seven steps. Ours is sent at once after them:
+        # looking where they went takes time, in which the first are done. The router spreads by
+        # load, so some are ahead of ours at either worker; a note of the abort proves it.
+        for i in range(AHEAD):
+            body = body_of(prompt(LONG, seed + i), max_tokens=1)
+            stack.enter_context(raw_stream(cluster, body, name_of("ahead")))
         stream = stack.enter_context(raw_stream(cluster, body_of(prompt(LONG, seed + 99)), name))
         where = submitted(cluster, name)
         leave(stream, way)

@@ -231,8 +231,10 @@ def test_ray_that_does_not_start_is_told_with_its_logs(
     monkeypatch.setattr(ray, "init", fails)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = Config.model_validate({"state": {"dir": tmp_path / "state"}})
+    before = dict(os.environ)
     with pytest.raises(StartError) as failed, local_ray.ray_cluster(config):
         pass
+    assert dict(os.environ) == before, "a cluster of several nodes may be started next"
     told = str(failed.value)
     assert told.startswith("Ray did not start (ValueError: no room at all")
     assert len(told) < 800
