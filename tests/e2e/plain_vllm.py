@@ -20,9 +20,7 @@ MODEL = "SmolLM2-135M-Instruct"
 
 
 @contextmanager
-def plain_vllm(
-    model_path: Path, *, dtype: str, core: int | None = None
-) -> Iterator[httpx.Client]:
+def plain_vllm(model_path: Path, *, dtype: str, core: int | None = None) -> Iterator[httpx.Client]:
     """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread.
 
     core: the one core that the server and its engine run on; None for all.
