@@ -187,7 +187,7 @@ def main() -> None:
     write(HERE / "cpu-torch-cuda.lock", cuda, "serve.in")
     write(HERE / "cpu-torch.lock", [cpu_torch(serve)], "serve.in")
 
-    for name in ("test", "grafana"):
+    for name in ("test", "plots", "grafana"):
         extra = narrow(compile_inputs(uv, HERE / f"{name}.in", constraints=HERE / "serve.lock"))
         write(HERE / f"{name}.lock", without(extra, serve), f"{name}.in")
 

