@@ -146,6 +146,9 @@ def _engine(args: BuildArguments, role: Role) -> EngineSettings:
         connector_extra={
             "lease_ttl_s": config.slab.lease_ttl_s,
             "handoff_ttl_s": config.slab.handoff_ttl_s,
+            "pull_timeout_s": config.slab.pull_timeout_s,
+            "pull_streams": config.slab.pull_streams,
+            "prefetches_max": config.slab.prefetches_max,
             "secret_file": args.secret_file,
             **args.connector_extra,
         },

@@ -295,6 +295,33 @@ class SlabConfig(Section):
             "again; too long keeps an abandoned request's blocks."
         ),
     )
+    pull_timeout_s: float = Field(
+        default=5.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Seconds that blocks of another node may take; what has not come by then is computed "
+            "again. Longer than the longest prompt's blocks take on your network."
+        ),
+    )
+    pull_streams: int = Field(
+        default=1,
+        ge=1,
+        le=16,
+        description=(
+            "TCP connections to each peer that carry blocks. More cost more CPU at both ends and "
+            "help where one cannot fill the network."
+        ),
+    )
+    prefetches_max: int = Field(
+        default=8,
+        ge=0,
+        le=256,
+        description=(
+            "Hand-offs of another node whose blocks are brought over while prefill still computes, "
+            "at a time; 0 is off."
+        ),
+    )
     audit_share: float = Field(
         default=0.001,
         ge=0,

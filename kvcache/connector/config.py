@@ -71,7 +71,7 @@ class ConnectorConfig:
     publish_timeout_s: float = 0.5
     secret_file: str = ""
     pull_timeout_s: float = 5.0
-    pull_streams: int = 2
+    pull_streams: int = 1
     pull_window_slots: int = 8
     pull_staging_slots: int = 16
     peers_max: int = 16

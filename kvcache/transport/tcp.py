@@ -32,7 +32,7 @@ class TcpSettings:
     peer that says nothing for so long is lost.
     """
 
-    streams: int = 2
+    streams: int = 1
     window_slots: int = 8
     connect_timeout_s: float = 2.0
     silence_timeout_s: float = 5.0

@@ -283,7 +283,7 @@ def section_of(
             f"a round: {blocks} blocks of {block_bytes:,} B ({size_mb:.0f} MB); ratios are of it.",
             "Both processes on one machine, over its loopback; what is read is not used further.",
             "shm, tcp: leased, header and checksum verified, in order; memcpy, raw: nothing is.",
-            f"tcp has {_DEFAULT_STREAMS} streams by default, which the target is for.",
+            f"The target is for the default, {_tcp(_DEFAULT_STREAMS)}.",
         ),
         tables=(Table(columns, tuple(rows)),),
         missed=tuple(missed),

@@ -11,6 +11,7 @@ from cluster.config import (
     Config,
     EngineConfig,
     ModelConfig,
+    SlabConfig,
     WorkerRoleConfig,
     WorkersConfig,
 )
@@ -18,6 +19,7 @@ from cluster.config_links import LinksConfig
 from cluster.config_tenants import TenantsConfig
 from deployments.flow_types import Role
 from deployments.listening import ListenSettings
+from kvcache.connector.config import ConnectorConfig
 from kvcache.identity import Namespace
 
 
@@ -83,3 +85,14 @@ def test_workers_and_agents_listen_where_the_links_do_and_share_the_secrets_file
             assert settings.links == settings.agent.links == told
             assert settings.agent.secret_file == settings.secret_file == "/s"
             assert settings.engine.connector_extra["secret_file"] == "/s"
+
+
+def test_what_bounds_pulls_is_the_configurations() -> None:
+    config = Config(slab=SlabConfig(pull_timeout_s=1.5, pull_streams=3, prefetches_max=0))
+    for one in deployments_of(config).values():
+        (settings,) = one.init_args
+        extra = settings.engine.connector_extra
+        taken = ConnectorConfig.from_extra(
+            {**extra, "agent_socket": "/a", "owner": "w", "role": "decode", "model": "m"}
+        )
+        assert (taken.pull_timeout_s, taken.pull_streams, taken.prefetches_max) == (1.5, 3, 0)
