@@ -13,16 +13,16 @@ from ray.serve.deployment import Application
 
 from cluster.config import MIB, Config
 from cluster.ports import is_behind_proxy
-from deployments.client_settings import ClientSettings
-from deployments.directory_actor import DirectorySettings
+from deployments.edge.front_door import DoorAddress
 from deployments.engine.settings import EngineSettings, FrontEndSettings
-from deployments.flow_types import FlowLimits, Role
-from deployments.front_door import DoorAddress
-from deployments.ingress import Ingress, IngressSettings
-from deployments.listening import ListenSettings
-from deployments.node_agent import AgentSettings
-from deployments.shadow_audit import AuditSettings, tie_nats_of
-from deployments.worker import EngineWorker, WorkerSettings
+from deployments.flow.flow_types import FlowLimits, Role
+from deployments.flow.shadow_audit import AuditSettings, tie_nats_of
+from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.ingress import Ingress, IngressSettings
+from deployments.links.listening import ListenSettings
+from deployments.node.directory_actor import DirectorySettings
+from deployments.node.node_agent import AgentSettings
+from deployments.workers.worker import EngineWorker, WorkerSettings
 from router.settings import AdmissionSettings, RouterSettings
 
 INGRESS_ONGOING_MAX = 10_000
@@ -106,7 +106,7 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         graceful_shutdown_timeout_s=WORKER_DRAIN_S,
         ray_actor_options={"num_cpus": cores, "resources": dict(count.resources)},
         request_router_config=RequestRouterConfig(
-            request_router_class="deployments.membership:MembershipRouter"
+            request_router_class="deployments.ingress.membership:MembershipRouter"
         ),
     )(EngineWorker)
     links = ListenSettings(config.links.host or "", config.links.advertised_host or "")

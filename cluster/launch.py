@@ -58,7 +58,7 @@ def _refuse_one_address_for_all(config: Config) -> None:
     """Nodes with addresses of their own cannot all be reached at the same. Raises StartError."""
     import ray
 
-    from deployments.listening import is_any_address
+    from deployments.links.listening import is_any_address
 
     told = config.links.advertised_host or config.links.host
     if told is None or is_any_address(told):

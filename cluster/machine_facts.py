@@ -304,7 +304,7 @@ def temp_facts(environ: Mapping[str, str]) -> FolderFacts:
 def socket_facts() -> FolderFacts:
     """The folder of the agent's socket, as the agent itself judges it."""
     try:
-        from deployments.agent_socket import folder_problem, socket_folder
+        from deployments.node.agent_socket import folder_problem, socket_folder
 
         folder = socket_folder()
     except (ImportError, OSError):  # told of by other checks: our packages, the temporary folder

@@ -42,7 +42,7 @@ def problem_in(error: OSError, host: str, port: int, *, host_flag: str, port_fla
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    # As deployments/front_door.py binds, which the doctor must not need: it may be what is broken.
+    # As deployments/edge/front_door.py binds; the doctor must not need that: it may be broken.
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

@@ -34,7 +34,7 @@ class Running:
 def started_ticks(pid: int) -> int | None:
     """When a process began, in clock ticks since boot; None when it has ended."""
     # Here, so that the doctor can say that another `deployments` is on the path.
-    from deployments.core_claims import started
+    from deployments.node.core_claims import started
 
     return started(pid)
 

@@ -160,7 +160,7 @@ def _refuse_second(config: Config) -> None:
 
 def _refuse_bad_folders(config: Config) -> None:
     """Raises PrerequisiteError: a worker would end without them, half a minute later."""
-    from deployments.agent_socket import folder_problem, socket_folder
+    from deployments.node.agent_socket import folder_problem, socket_folder
 
     folder = config.state.dir
     try:

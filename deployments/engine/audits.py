@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from vllm import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 
-from deployments.shadow_audit import AuditStep
+from deployments.flow.shadow_audit import AuditStep
 
 LIKELIEST = 5
 # Fields of SamplingParams that do not change which token a greedy request takes. Each other one

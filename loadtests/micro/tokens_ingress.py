@@ -18,14 +18,14 @@ import uvicorn
 import uvloop
 from uvicorn.lifespan.on import LifespanOn
 
-from deployments import engine_client
-from deployments.client_settings import ClientSettings
-from deployments.directory_actor import DirectorySettings
+from deployments.edge.front_door import DoorAddress
 from deployments.engine.settings import FrontEndSettings
-from deployments.flow_types import FlowLimits
-from deployments.front_door import DoorAddress
-from deployments.ingress import Ingress, IngressSettings
-from deployments.membership import MEMBERS, Member
+from deployments.flow.flow_types import FlowLimits
+from deployments.ingress import engine_client
+from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.ingress import Ingress, IngressSettings
+from deployments.ingress.membership import MEMBERS, Member
+from deployments.node.directory_actor import DirectorySettings
 from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX
 from loadtests.micro.tokens_servers import IngressCommand
 from router.settings import AdmissionSettings, RouterSettings

@@ -19,10 +19,10 @@ import psutil
 import uvloop
 from vllm.sampling_params import SamplingParams
 
-from deployments import frames
 from deployments.engine.codec import decode_outputs, encode_request
 from deployments.engine.messages import EngineCoreRequest
-from deployments.link import LinkSettings, WorkerLink, open_link
+from deployments.links import frames
+from deployments.links.link import LinkSettings, WorkerLink, open_link
 from deployments.secret import read_secret
 from loadtests.micro.counting import credit, prompt_of
 

@@ -19,8 +19,8 @@ import psutil
 from cluster import application, launch
 from cluster.config import Config
 from cluster.local_ray import ray_cluster
-from deployments.front_door import DoorAddress
-from deployments.worker import EngineWorker, WorkerSettings
+from deployments.edge.front_door import DoorAddress
+from deployments.workers.worker import EngineWorker, WorkerSettings
 from loadtests.micro.counting import CONTEXT_TOKENS, MODEL, STREAMS_MAX
 from loadtests.sides import free_port
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import uvloop
 
-from deployments import frames
 from deployments.engine.settings import EngineSettings
-from deployments.engine_server import EngineServer
+from deployments.links import frames
 from deployments.secret import read_secret
+from deployments.workers.engine_server import EngineServer
 from loadtests.micro.counting import MODEL, STREAMS_MAX
 from loadtests.micro.counting_engine import CountingEngine
 

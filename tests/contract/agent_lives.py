@@ -13,8 +13,8 @@ from pathlib import Path
 
 import ray
 
-from deployments.directory_actor import DirectorySettings
-from deployments.node_agent import AgentSettings, ensure_agent
+from deployments.node.directory_actor import DirectorySettings
+from deployments.node.node_agent import AgentSettings, ensure_agent
 
 WAIT_S = 120.0
 

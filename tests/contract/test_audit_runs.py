@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from deployments import frames
-from deployments.flow_types import Intake, KvReport, Outcome, Role
-from deployments.request_record import AttemptRecord, RecordStore, RequestRecord
-from deployments.shadow_audit import AuditOutcome, AuditSettings
-from deployments.worker_views import WorkerState
+from deployments.flow.flow_types import Intake, KvReport, Outcome, Role
+from deployments.flow.request_record import AttemptRecord, RecordStore, RequestRecord
+from deployments.flow.shadow_audit import AuditOutcome, AuditSettings
+from deployments.ingress.worker_views import WorkerState
+from deployments.links import frames
 
 pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore")]
 
@@ -32,7 +32,7 @@ class World:
     """One ingress's audits, and all that they sent."""
 
     def __init__(self) -> None:
-        from deployments.audit_runs import AuditRuns
+        from deployments.ingress.audit_runs import AuditRuns
 
         self.sent: list[tuple[str, frames.Message]] = []
         self.links = {"d1": Link(), "d2": Link()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.tenants import Tenant, Tenants, salted
+from deployments.edge.tenants import Tenant, Tenants, salted
 from kvcache.agent import AgentServer
 from tests.contract.engine_harness import BLOCK_SIZE, SERVED_MODEL, Harness, running_engine
 

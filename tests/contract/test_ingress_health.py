@@ -18,13 +18,13 @@ import httpx
 import msgspec
 import pytest
 
-from deployments.client_settings import ClientSettings
-from deployments.directory_actor import Directory, DirectorySettings
 from deployments.engine.settings import FrontEndSettings
-from deployments.flow_types import FlowLimits
-from deployments.ingress import Ingress, IngressSettings
-from deployments.link import LinkSettings
-from deployments.membership import MEMBERS
+from deployments.flow.flow_types import FlowLimits
+from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.ingress import Ingress, IngressSettings
+from deployments.ingress.membership import MEMBERS
+from deployments.links.link import LinkSettings
+from deployments.node.directory_actor import Directory, DirectorySettings
 from router.settings import AdmissionSettings, RouterSettings
 from tests.contract.engine_harness import MODEL_VARIABLE
 from tests.unit.deployments.engine_world import PING_S, Worker, worker
@@ -81,7 +81,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """An ingress with a prefill and a decode worker."""
     directory = Directory()
     handle = SimpleNamespace(follow=SimpleNamespace(remote=directory.follow))
-    monkeypatch.setattr("deployments.engine_client.ensure_directory", lambda _: handle)
+    monkeypatch.setattr("deployments.ingress.engine_client.ensure_directory", lambda _: handle)
     (tmp_path / "secret").write_bytes(SECRET)
     async with AsyncExitStack() as stack:
         workers = {r: await stack.enter_async_context(_worker(r)) for r in ("prefill", "decode")}

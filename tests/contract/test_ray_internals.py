@@ -9,8 +9,8 @@ from ray.serve._private import http_util, replica
 from ray.serve._private.common import RunningReplicaInfo
 from ray.serve.request_router import RequestRouter
 
+from deployments.ingress.membership import MembershipRouter
 from deployments.loopback import HOOK, bind_replicas_to_loopback
-from deployments.membership import MembershipRouter
 
 pytestmark = pytest.mark.contract
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.flow_types import AbortAttempt, Intake, Outcome, Role
-from deployments.request_record import AttemptRecord, RequestRecord
-from deployments.shadow_audit import AuditSettings, ShadowAudits, StartAudit, tie_nats_of
-from deployments.worker_news import kv_report
+from deployments.flow.flow_types import AbortAttempt, Intake, Outcome, Role
+from deployments.flow.request_record import AttemptRecord, RequestRecord
+from deployments.flow.shadow_audit import AuditSettings, ShadowAudits, StartAudit, tie_nats_of
+from deployments.ingress.worker_news import kv_report
 from kvcache.agent import AgentServer
 from kvcache.slab import checksum
 from tests.contract.connector_two_slabs import prompts

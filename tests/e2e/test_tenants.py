@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from deployments.tenants import Tenants, salted
+from deployments.edge.tenants import Tenants, salted
 from tests.e2e.client import body_of
 from tests.e2e.conftest import MODEL, Cluster
 from tests.e2e.corpus import BLOCK, prompt

@@ -6,8 +6,8 @@ from typing import Any
 
 import ray
 
-from deployments.directory_actor import DirectorySettings, ensure_directory
-from deployments.node_agent import AgentSettings, ensure_agent
+from deployments.node.directory_actor import DirectorySettings, ensure_directory
+from deployments.node.node_agent import AgentSettings, ensure_agent
 from tests.leaks.control import Control
 from tests.simulation.scenario import MODEL
 

@@ -14,16 +14,16 @@ from typing import Any
 import ray
 from vllm.sampling_params import SamplingParams
 
-from deployments import engine_client
-from deployments.client_settings import ClientSettings
-from deployments.directory_actor import DirectorySettings
+from deployments.edge.http_edge import CURRENT_TRACE, HttpTrace
 from deployments.engine.messages import EngineCoreRequest
-from deployments.engine_client import EngineClient
-from deployments.flow_types import FlowLimits
-from deployments.http_edge import CURRENT_TRACE, HttpTrace
-from deployments.link import LinkSettings
-from deployments.membership import MEMBERS, Member
-from deployments.request_record import RecordStore
+from deployments.flow.flow_types import FlowLimits
+from deployments.flow.request_record import RecordStore
+from deployments.ingress import engine_client
+from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.engine_client import EngineClient
+from deployments.ingress.membership import MEMBERS, Member
+from deployments.links.link import LinkSettings
+from deployments.node.directory_actor import DirectorySettings
 from deployments.secret import read_secret
 from router.route import Router
 from router.settings import RouterSettings

@@ -45,7 +45,7 @@ class Stage(StrEnum):
 
     @property
     def seen_by_ingress(self) -> str:
-        """The flow's own word for it (deployments.flow_types.Stage)."""
+        """The flow's own word for it (deployments.flow.flow_types.Stage)."""
         if self.role == "prefill":
             return "prefill"
         return "handover" if self in {Stage.HANDING_OVER, Stage.LOADING} else "decode"

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local_ray import LOCAL_ENVIRONMENT
-from deployments.membership import Member
+from deployments.ingress.membership import Member
 from tests.leaks.control import AUTH
 from tests.simulation.scenario import MODEL
 from tests.waiting import wait_until

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.tenants import Tenant, salted
+from deployments.edge.tenants import Tenant, salted
 
 TENANT = Tenant(bytes(32))
 SALT = salted(TENANT, None)

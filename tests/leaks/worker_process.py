@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from deployments import frames
 from deployments.engine.settings import EngineSettings
-from deployments.engine_server import EngineServer
+from deployments.links import frames
 from deployments.secret import read_secret
+from deployments.workers.engine_server import EngineServer
 from kvcache.connector.config import ConnectorConfig
 from tests.leaks.control import Control
 from tests.leaks.gated_engine import SEQS_MAX, Gate, GatedEngine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployments.flow_types import Finish
+from deployments.flow.flow_types import Finish
 from tests.simulation.model import EOS, Text, is_stop, reference
 from tests.simulation.scenario import Asked
 from tests.simulation.sim_ingress import LIMITS, SimIngress

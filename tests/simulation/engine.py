@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.flow_types import Finish
+from deployments.flow.flow_types import Finish
 from kvcache.connector.loader import BlockLoader
 from kvcache.connector.publisher import Publisher
 from kvcache.connector.records import PARAMS_KEY, TransferParams

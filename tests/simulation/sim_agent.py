@@ -2,8 +2,8 @@
 and the directory that it ships to.
 
 The loop's select is replaced by events; sessions, registration, books, expiry and condemnation are
-production code. Shipping follows deployments/node_agent.py (NodeAgent._ship), whose decisions are
-in deployments/event_shipping.py.
+production code. Shipping follows deployments/node/node_agent.py (NodeAgent._ship), whose decisions
+are in deployments/node/event_shipping.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from deployments.event_shipping import ASK_INTERVAL_S, Answer, DirectoryIntake, EventShipping
+from deployments.node.event_shipping import ASK_INTERVAL_S, Answer, DirectoryIntake, EventShipping
 from kvcache.agent import AgentServer
 from kvcache.agent_peers import Peers
 from kvcache.agent_session import SessionState
@@ -250,7 +250,7 @@ class SimShipper:
 
 
 class SimDirectory:
-    """As deployments/directory_actor.py: applies shipments, lets ingresses wait for news."""
+    """As deployments/node/directory_actor.py: applies shipments, lets ingresses wait for news."""
 
     def __init__(self, process: Process, epoch: str, settings: DirectorySettings) -> None:
         self.process = process

@@ -1,8 +1,8 @@
 """An ingress without event loop, HTTP and vLLM: flow, router and admission are production code.
 
-Carries what deployments/engine_client.py, worker_links.py, link.py and ingress.py carry; what they
-decide is in request_flow.py, worker_news.py and router/. The front end's part (streams, stop
-strings, clients that leave) is in clients.py.
+Carries what deployments/ingress/ (engine_client.py, worker_links.py, ingress.py) and links/link.py
+carry; what they decide is in request_flow.py, worker_news.py and router/. The front end's part
+(streams, stop strings, clients that leave) is in clients.py.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments import frames
-from deployments.flow_types import (
+from deployments.flow.flow_types import (
     AbortAttempt,
     Effect,
     Emit,
@@ -25,10 +24,11 @@ from deployments.flow_types import (
     Stage,
     SubmitAttempt,
 )
-from deployments.request_flow import RequestFlow
-from deployments.request_record import RecordStore
-from deployments.worker_news import TICK_S, Heard, WorkerNews
-from deployments.worker_views import WorkerViews
+from deployments.flow.request_flow import RequestFlow
+from deployments.flow.request_record import RecordStore
+from deployments.ingress.worker_news import TICK_S, Heard, WorkerNews
+from deployments.ingress.worker_views import WorkerViews
+from deployments.links import frames
 from kvcache import events
 from kvcache.directory_types import Feed
 from router.admission import Admission, Admitted

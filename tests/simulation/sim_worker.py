@@ -1,7 +1,8 @@
 """A worker without threads and sockets: the production EngineLoop round a simulated engine.
 
-Carries what deployments/worker.py and link_server.py carry: Submit, Abort, EndHandoffs, Resync in;
-Outputs, Rejected, Aborted, CacheEvents, Ping out. Pongs are left out: both ends ping.
+Carries what deployments/workers/worker.py and links/link_server.py carry: Submit, Abort,
+EndHandoffs, Resync in; Outputs, Rejected, Aborted, CacheEvents, Ping out. Pongs are left out:
+both ends ping.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from deployments import frames
-from deployments.engine_loop import EngineLoop, LoopSinks, StepDelivery
+from deployments.links import frames
+from deployments.workers.engine_loop import EngineLoop, LoopSinks, StepDelivery
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.publisher import Publisher
 from kvcache.connector.scheduler_side import SchedulerSide

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deployments.flow_types import Stage
-from deployments.worker_news import TICK_S
+from deployments.flow.flow_types import Stage
+from deployments.ingress.worker_news import TICK_S
 from kvcache.blocks import BlockRef, Grant
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import Freshness

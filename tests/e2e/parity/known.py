@@ -77,7 +77,7 @@ OUR_ROUTES = (
 REMOVED_ROUTES = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
 
-# What the edge makes of errors (deployments/http_errors.py); what they say is compared.
+# What the edge makes of errors (deployments/edge/http_errors.py); what they say is compared.
 OF_ERRORS = (
     Known(
         "below /v1/messages every error has Anthropic's shape and types; vLLM gives OpenAI's to a "

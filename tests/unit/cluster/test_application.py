@@ -17,8 +17,8 @@ from cluster.config import (
 )
 from cluster.config_links import LinksConfig
 from cluster.config_tenants import TenantsConfig
-from deployments.flow_types import Role
-from deployments.listening import ListenSettings
+from deployments.flow.flow_types import Role
+from deployments.links.listening import ListenSettings
 from kvcache.connector.config import ConnectorConfig
 from kvcache.identity import Namespace
 

@@ -91,7 +91,7 @@ def test_a_package_in_the_place_of_ours_is_one_line_to_the_other_commands(tmp_pa
         check=False,
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("headwater: No module named 'deployments.core_claims'")
+    assert done.stderr.startswith("headwater: No module named 'deployments.node'")
     assert done.stderr.count("\n") == 1
     assert "./headwater doctor" in done.stderr
 

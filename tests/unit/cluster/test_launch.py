@@ -24,7 +24,7 @@ ray::ServeReplica:headwater:DecodeWorker.initialize_and_get_metadata() (pid=7, i
   File "ray/serve/_private/replica.py", line 1, in initialize_and_get_metadata
     raise RuntimeError(traceback.format_exc()) from None
 RuntimeError: Traceback (most recent call last):
-  File "deployments/worker.py", line 61, in __init__
+  File "deployments/workers/worker.py", line 61, in __init__
     raise RuntimeError(f"{problem}; remove it")
 RuntimeError: /tmp/headwater-0 is open to others (mode 755); remove it
 """

@@ -288,7 +288,7 @@ def test_a_temporary_folder_must_be_writable_and_short() -> None:
 def test_the_agents_socket_is_as_long_as_the_check_believes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from deployments import agent_socket
+    from deployments.node import agent_socket
 
     monkeypatch.setattr("os.getuid", lambda: GOOD.uid)
     path = agent_socket.socket_path("app", "node", "/t")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
-from deployments.http_edge import (
+from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.edge.http_edge import (
     CURRENT_TRACE,
     REQUEST_HEADER,
     FlowFailure,
@@ -16,7 +16,7 @@ from deployments.http_edge import (
     HttpTrace,
     Refusal,
 )
-from deployments.tenants import Tenant, Tenants
+from deployments.edge.tenants import Tenant, Tenants
 
 SECRET = b"the cluster's own secret"
 TENANT_HEADER = "x-tenant"

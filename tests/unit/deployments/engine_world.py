@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from deployments import frames
 from deployments.engine.settings import EngineSettings
-from deployments.engine_server import EngineServer
-from deployments.link_server import LinkServerSettings
+from deployments.links import frames
+from deployments.links.link_server import LinkServerSettings
+from deployments.workers.engine_server import EngineServer
 from tests.unit.deployments.link_world import SECRET, WAIT_S, WELCOME, encode_outputs
 
 SETTINGS = EngineSettings(model_path="none", served_model="m", role="decode", owner="w1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from deployments.flow_types import (
+from deployments.flow.flow_types import (
     AbortAttempt,
     Effect,
     Emit,
@@ -22,8 +22,8 @@ from deployments.flow_types import (
     Stage,
     SubmitAttempt,
 )
-from deployments.request_flow import RequestFlow
-from deployments.request_record import RecordStore, RequestRecord
+from deployments.flow.request_flow import RequestFlow
+from deployments.flow.request_record import RecordStore, RequestRecord
 from router.route import Router
 from router.settings import RouterSettings
 from router.workers import State, WorkerView

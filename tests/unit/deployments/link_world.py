@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from deployments import frames
-from deployments.link import LinkSettings, WorkerLink, open_link
-from deployments.link_server import LinkServer, LinkServerSettings
+from deployments.links import frames
+from deployments.links.link import LinkSettings, WorkerLink, open_link
+from deployments.links.link_server import LinkServer, LinkServerSettings
 
 SECRET = b"a secret of the cluster"
 NAMESPACE = {"model": "m", "block_size": "32"}

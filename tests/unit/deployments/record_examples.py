@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.flow_types import AttemptTiming, Intake, KvReport, Outcome, Role
-from deployments.request_record import AttemptRecord, RequestRecord
+from deployments.flow.flow_types import AttemptTiming, Intake, KvReport, Outcome, Role
+from deployments.flow.request_record import AttemptRecord, RequestRecord
 from router.decision import Candidate, CostTerms, Decision
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from deployments import frames
-from deployments.engine_loop import (
+from deployments.links import frames
+from deployments.workers.engine_loop import (
     AUDIT_BUSY_INTERVAL_S,
     AUDIT_INTERVAL_S,
     EngineLoop,

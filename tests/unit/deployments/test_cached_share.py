@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.cached_share import CachedShare
+from deployments.ingress.cached_share import CachedShare
 
 
 def test_without_prompts_there_is_no_share() -> None:

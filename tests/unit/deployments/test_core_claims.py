@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.core_claims import CoreClaims, started
+from deployments.node.core_claims import CoreClaims, started
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from deployments.directory_actor import Directory, decode_feed, encode_cursor
-from deployments.event_shipping import DirectoryIntake
+from deployments.node.directory_actor import Directory, decode_feed, encode_cursor
+from deployments.node.event_shipping import DirectoryIntake
 from kvcache.directory_types import Freshness, StreamFreshness
 from kvcache.events import EventBatch, Message, Snapshot, SourceModels, encode
 from tests.unit.kvcache.directory_truth import Writer, block

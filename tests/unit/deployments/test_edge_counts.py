@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.edge_counts import EdgeCounts
-from deployments.flow_types import Outcome
+from deployments.edge.edge_counts import EdgeCounts
+from deployments.flow.flow_types import Outcome
 
 
 def test_each_end_counts_once_under_the_outcome_that_an_operator_would_give_it() -> None:

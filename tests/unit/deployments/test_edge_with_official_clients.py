@@ -9,7 +9,7 @@ import httpx2
 import openai
 import pytest
 
-from deployments.http_edge import FlowFailure, HttpEdge, Refusal
+from deployments.edge.http_edge import FlowFailure, HttpEdge, Refusal
 from tests.unit.deployments.edge_world import BODY_BYTES_MAX, App, Events, edge_round
 
 SSE = b"text/event-stream; charset=utf-8"

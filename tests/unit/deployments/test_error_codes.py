@@ -1,6 +1,6 @@
 import pytest
 
-from deployments.error_codes import code_and_param, find_in_request
+from deployments.edge.error_codes import code_and_param, find_in_request
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

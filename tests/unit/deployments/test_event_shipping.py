@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.event_shipping import (
+from deployments.node.event_shipping import (
     ASK_INTERVAL_S,
     AUDIT_INTERVAL_S,
     GONE_S,

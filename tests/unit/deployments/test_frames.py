@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments import frames
 from deployments.errors import LinkError
+from deployments.links import frames
 
 MESSAGES: list[frames.Message] = [
     frames.Hello(1, "i", b"n" * 32),

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from cluster.ports import held, listen_briefly
-from deployments.asgi import AsgiApp, Receive, Scope, Send
-from deployments.front_door import DoorAddress, FrontDoor
+from deployments.edge.asgi import AsgiApp, Receive, Scope, Send
+from deployments.edge.front_door import DoorAddress, FrontDoor
 
 HOST = "127.0.0.1"
 

@@ -8,8 +8,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, field_validator
 
-from deployments.asgi import Receive, Scope, Send
-from deployments.http_edge import CURRENT_TRACE, FlowFailure
+from deployments.edge.asgi import Receive, Scope, Send
+from deployments.edge.http_edge import CURRENT_TRACE, FlowFailure
 from tests.unit.deployments.edge_world import (
     CHAT,
     CHOICES_MAX,

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from deployments.asgi import AsgiMessage, Receive, Scope, Send
-from deployments.http_edge import CURRENT_TRACE, REFUSED_FIELDS, Refusal
+from deployments.edge.asgi import AsgiMessage, Receive, Scope, Send
+from deployments.edge.http_edge import CURRENT_TRACE, REFUSED_FIELDS, Refusal
 from tests.unit.deployments.edge_world import (
     BODY_BYTES_MAX,
     CHAT,

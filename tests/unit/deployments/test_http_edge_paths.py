@@ -1,7 +1,7 @@
 import pytest
 from fastapi import FastAPI, Request
 
-from deployments.http_edge import GENERATE_PATHS
+from deployments.edge.http_edge import GENERATE_PATHS
 from tests.unit.deployments.edge_world import Events, ask, edge_round, scope_of
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from deployments.asgi import Scope
-from deployments.tenants import Tenants
+from deployments.edge.asgi import Scope
+from deployments.edge.tenants import Tenants
 from tests.unit.deployments.edge_world import (
     CHAT,
     SECRET,

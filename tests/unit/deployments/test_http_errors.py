@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from deployments.http_errors import (
+from deployments.edge.http_errors import (
     SERVER_FAILED,
     ApiError,
     body_of,

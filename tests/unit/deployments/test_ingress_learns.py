@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from types import SimpleNamespace
 
-from deployments import frames
-from deployments.flow_types import FlowLimits, KvReport
-from deployments.request_flow import RequestFlow
-from deployments.request_record import RecordStore
-from deployments.worker_news import WorkerNews, kv_report
-from deployments.worker_views import WorkerViews
+from deployments.flow.flow_types import FlowLimits, KvReport
+from deployments.flow.request_flow import RequestFlow
+from deployments.flow.request_record import RecordStore
+from deployments.ingress.worker_news import WorkerNews, kv_report
+from deployments.ingress.worker_views import WorkerViews
+from deployments.links import frames
 from router.route import Router
 
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from deployments import frames
 from deployments.errors import LinkError, LinkRefused
-from deployments.link import LinkSettings
+from deployments.links import frames
+from deployments.links.link import LinkSettings
 from tests.unit.deployments.link_world import (
     NAMESPACE,
     WELCOME,

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from deployments import frames, link_server
+from deployments.links import frames, link_server
 from tests.unit.deployments.link_world import (
     NAMESPACE,
     RawEnd,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import ray
 
-from deployments.listening import Listening, ListenSettings, listening, listening_here
+from deployments.links.listening import Listening, ListenSettings, listening, listening_here
 
 HERE = "10.0.0.5"
 

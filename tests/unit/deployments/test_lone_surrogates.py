@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.lone_surrogates import lone_surrogate
+from deployments.edge.lone_surrogates import lone_surrogate
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),

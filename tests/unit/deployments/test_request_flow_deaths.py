@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.flow_types import FlowLimits, Outcome, Role
+from deployments.flow.flow_types import FlowLimits, Outcome, Role
 from tests.unit.deployments.flow_world import Job, World
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from deployments.flow_types import AbortAttempt, EndHandoff, Role
+from deployments.flow.flow_types import AbortAttempt, EndHandoff, Role
 from tests.unit.deployments.flow_world import EOS, Job, Rejection, World
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from deployments.flow_types import FlowLimits, Role, Stage
+from deployments.flow.flow_types import FlowLimits, Role, Stage
 from tests.unit.deployments.flow_world import Job, Rejection, World
 
 REQUESTS_MAX = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.flow_types import FlowLimits, Outcome, Role, Stage
+from deployments.flow.flow_types import FlowLimits, Outcome, Role, Stage
 from tests.unit.deployments.flow_world import Job, Rejection, StubWorker, World
 
 

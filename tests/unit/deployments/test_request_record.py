@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.flow_types import AttemptTiming, Role
-from deployments.request_record import AttemptRecord, RecordStore, TtftParts, ttft_parts
+from deployments.flow.flow_types import AttemptTiming, Role
+from deployments.flow.request_record import AttemptRecord, RecordStore, TtftParts, ttft_parts
 from tests.unit.deployments.record_examples import decode, finished, lost, prefill, record
 
 

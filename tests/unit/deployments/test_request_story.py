@@ -1,8 +1,8 @@
 import json
 from dataclasses import replace
 
-from deployments.flow_types import Outcome
-from deployments.request_story import as_json, story
+from deployments.flow.flow_types import Outcome
+from deployments.flow.request_story import as_json, story
 from tests.unit.deployments.record_examples import (
     candidate,
     decision,

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.flow_types import AbortAttempt, Intake, KvReport, Outcome, Role
-from deployments.request_record import AttemptRecord, RequestRecord
-from deployments.shadow_audit import (
+from deployments.flow.flow_types import AbortAttempt, Intake, KvReport, Outcome, Role
+from deployments.flow.request_record import AttemptRecord, RequestRecord
+from deployments.flow.shadow_audit import (
     BLOCKS_LOGGED_MAX,
     AuditEffect,
     AuditOutcome,

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import msgspec
 
-from deployments import frames
-from deployments.worker_views import WorkerViews
+from deployments.ingress.worker_views import WorkerViews
+from deployments.links import frames
 from router.route import Router
 from tests.unit.deployments.engine_world import worker
 from tests.unit.deployments.test_stuck_engine import linked

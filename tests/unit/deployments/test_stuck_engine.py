@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments import frames
-from deployments.link import LinkSettings
-from deployments.worker_views import Readiness, WorkerViews, readiness
+from deployments.ingress.worker_views import Readiness, WorkerViews, readiness
+from deployments.links import frames
+from deployments.links.link import LinkSettings
 from router.errors import NoWorker
 from router.route import Router
 from tests.unit.deployments.engine_world import PING_S, Worker, worker

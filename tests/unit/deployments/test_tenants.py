@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.tenants import Tenant, Tenants, TenantUnclear, alone, salted
+from deployments.edge.tenants import Tenant, Tenants, TenantUnclear, alone, salted
 
 SECRET = b"a secret of the cluster"
 PROXY = "X-Tenant"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from deployments import frames
-from deployments.worker_ledgers import WorkerLedgers
+from deployments.ingress.worker_ledgers import WorkerLedgers
+from deployments.links import frames
 from kvcache.connector.records import LoadJob
 from kvcache.connector.session import ConnectorLedger
 from kvcache.transport.staging import StagingPool

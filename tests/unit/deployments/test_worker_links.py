@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deployments import frames
-from deployments.client_settings import ClientSettings
-from deployments.directory_actor import DirectorySettings
-from deployments.flow_types import FlowLimits
-from deployments.link_server import LinkServer
-from deployments.membership import MEMBERS, Member
-from deployments.worker_links import WorkerLinks
+from deployments.flow.flow_types import FlowLimits
+from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.membership import MEMBERS, Member
+from deployments.ingress.worker_links import WorkerLinks
+from deployments.links import frames
+from deployments.links.link_server import LinkServer
+from deployments.node.directory_actor import DirectorySettings
 from tests.unit.deployments.link_world import PATIENT, SECRET, WAIT_S, Seen, cut, encode_outputs
 from tests.waiting import wait_until
 

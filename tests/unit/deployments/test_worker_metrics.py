@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments import worker_metrics
-from deployments.worker_metrics import WorkerMetrics
+from deployments.workers import worker_metrics
+from deployments.workers.worker_metrics import WorkerMetrics
 from kvcache.connector.stats import LOAD_FAILURE_REASONS, ConnectorStats, Counters
 
 Key = tuple[str, tuple[tuple[str, str], ...]]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments import frames
-from deployments.flow_types import Effect, Emit, Fail, FlowLimits, Intake, SubmitAttempt
-from deployments.request_flow import RequestFlow
-from deployments.request_record import RecordStore
-from deployments.worker_news import STALL_TICKS, TICK_S, Heard, WorkerNews, kv_report
-from deployments.worker_views import WorkerViews
+from deployments.flow.flow_types import Effect, Emit, Fail, FlowLimits, Intake, SubmitAttempt
+from deployments.flow.request_flow import RequestFlow
+from deployments.flow.request_record import RecordStore
+from deployments.ingress.worker_news import STALL_TICKS, TICK_S, Heard, WorkerNews, kv_report
+from deployments.ingress.worker_views import WorkerViews
+from deployments.links import frames
 from kvcache.directory import DirectoryCore
 from kvcache.events import (
     BlockStored,

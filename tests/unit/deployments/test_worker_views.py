@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments import frames
-from deployments.membership import Member
-from deployments.worker_views import WorkerState, WorkerViews, readiness
+from deployments.ingress.membership import Member
+from deployments.ingress.worker_views import WorkerState, WorkerViews, readiness
+from deployments.links import frames
 from router.errors import NoWorker
 from router.route import Router
 from tests.unit.deployments.view_world import member, request_of, welcome_of

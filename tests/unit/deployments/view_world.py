@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import msgspec
 
-from deployments import frames
-from deployments.membership import Member
+from deployments.ingress.membership import Member
+from deployments.links import frames
 from router.decision import RouteRequest
 from tests.unit.deployments.link_world import WELCOME
 

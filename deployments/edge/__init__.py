@@ -1,0 +1,1 @@
+"""HTTP, before and after vLLM's own application: the port, tenants, errors, streams' ends."""

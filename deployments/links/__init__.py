@@ -1,0 +1,1 @@
+"""Messages between ingresses and workers: framing, both ends, where they listen."""

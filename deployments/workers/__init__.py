@@ -1,0 +1,1 @@
+"""The worker replica: one engine, its loop, and its end of the links."""

@@ -1,0 +1,137 @@
+"""One engine's loop, served over links: requests in, outputs out, drained at the end.
+
+The engine thread and the links' event loop meet here. Called by worker.py, on the event loop of
+its replica. Must not know Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from deployments.engine.settings import EngineSettings
+from deployments.links import frames
+from deployments.links.link_server import LinkServer, LinkServerSettings
+from deployments.workers.engine_loop import EngineLoop, LoopSinks, StepDelivery
+
+if TYPE_CHECKING:
+    from deployments.engine.inprocess import InprocessEngine
+
+log = logging.getLogger("headwater.worker")
+
+DRAIN_POLL_S = 0.05
+
+
+class EngineServer:
+    """Build it on the event loop; then ``build`` and ``listen``, and ``drain`` in the end."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        engine: Callable[[EngineSettings], InprocessEngine],
+        *,
+        queue_max: int,
+        cores: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._event_loop = asyncio.get_running_loop()
+        sinks = LoopSinks(deliver=self._deliver_from_engine, send=self._send_from_engine)
+        self.loop = EngineLoop(
+            settings, engine, sinks, queue_max=queue_max, cores=cores, clock=clock
+        )
+        self._load = frames.Load()
+        self._links: LinkServer | None = None
+
+    async def build(self) -> None:
+        """Build the engine in its thread. Raises what that raised."""
+        self.loop.start()
+        await asyncio.to_thread(self.loop.wait_built)
+        self._load = self.loop.load_when_built
+
+    async def listen(
+        self,
+        host: str,
+        secret: bytes,
+        welcome: frames.Welcome,
+        encode_outputs: Callable[[Sequence[object]], bytes],
+        settings: LinkServerSettings | None = None,
+    ) -> int:
+        """Take links from now on; returns the port."""
+        self._links = LinkServer(secret, welcome, self, encode_outputs, settings)
+        self._links.load_now = self._load_now
+        return await self._links.start(host)
+
+    async def drain(self, *, stall_s: float) -> None:
+        """Finish what is here, then end. An engine that stands for stall_s is not waited for.
+
+        It would finish nothing: what is in it goes on elsewhere the sooner we end.
+        """
+        while self._may_finish(stall_s):  # noqa: ASYNC110 - the thread has no event of this loop
+            await asyncio.sleep(DRAIN_POLL_S)
+        await asyncio.sleep(DRAIN_POLL_S)  # the last outputs are on their way to the links
+        if self._links is not None:
+            self._links.close()
+        await asyncio.sleep(DRAIN_POLL_S)  # and from the links to the network
+        self.loop.stop()
+
+    def _may_finish(self, stall_s: float) -> bool:
+        return not self.loop.idle and self.loop.stalled_s() <= stall_s
+
+    # ---- from the engine thread -------------------------------------------------------------
+
+    def _deliver_from_engine(self, deliveries: list[StepDelivery], load: frames.Load) -> None:
+        self._event_loop.call_soon_threadsafe(self._deliver, deliveries, load)
+
+    def _send_from_engine(self, ingress: str | None, message: frames.Message) -> None:
+        self._event_loop.call_soon_threadsafe(self._send, ingress, message)
+
+    def _deliver(self, deliveries: list[StepDelivery], load: frames.Load) -> None:
+        self._load = load
+        if self._links is not None:
+            for delivery in deliveries:
+                self._links.deliver(delivery.ingress, delivery.outputs, delivery.timings)
+
+    def _send(self, ingress: str | None, message: frames.Message) -> None:
+        if self._links is None:
+            return
+        if ingress is None:
+            self._links.broadcast(message)
+        else:
+            self._links.send(ingress, message)
+
+    def _load_now(self) -> frames.Load:
+        """The engine thread's last word, how long ago the thread last turned, and our slab."""
+        now = {"stalled_s": self.loop.stalled_s(), "slab_peer": self.loop.slab_peer}
+        return msgspec.structs.replace(self._load, **now)
+
+    # ---- from the links (link_server.LinkEvents) --------------------------------------------
+
+    def ingress_joined(self, ingress: str) -> None:
+        """A link is up: its ingress needs to know our prefix cache."""
+        self.loop.owner_joined(ingress)
+
+    def ingress_left(self, ingress: str) -> None:
+        """A link is gone: its attempts end here."""
+        self.loop.owner_left(ingress)
+
+    def received(self, ingress: str, message: frames.Message) -> None:
+        """One message from an authenticated ingress."""
+        if isinstance(message, frames.Submit):
+            self.loop.submit(ingress, message)
+        elif isinstance(message, frames.Abort):
+            self.loop.abort(ingress, message.attempts)
+        elif isinstance(message, frames.EndHandoffs):
+            self.loop.end_handoffs(message.handoffs)
+        elif isinstance(message, frames.Prefetch):
+            self.loop.prefetch(ingress, message)
+        elif isinstance(message, frames.Resync):
+            self.loop.owner_joined(ingress)
+        elif isinstance(message, frames.AskLedger):
+            self.loop.tell_ledger(ingress)
+        else:
+            log.warning("unexpected %s from %s ignored", type(message).__name__, ingress)

@@ -1,0 +1,166 @@
+"""A worker: a Serve replica that holds one engine, in its own process.
+
+Prefill and decode workers are the same code; the role says what the router gives them. Work
+arrives over links (engine_server), never through Serve; Serve gives placement, health, rolling
+updates and membership (``record_replica_metadata``). Called by Serve. DESIGN D2, D3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, field, fields
+
+import ray
+from ray import serve
+
+from deployments.engine.settings import EngineSettings
+from deployments.links import frames
+from deployments.links.listening import ListenSettings, listening_here
+from deployments.node.node_agent import AgentSettings, ensure_agent
+from deployments.secret import read_secret
+from deployments.workers.engine_server import EngineServer
+from deployments.workers.worker_metrics import WorkerMetrics
+
+log = logging.getLogger("headwater.worker")
+
+PEER_ADDRESS_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker replica is made from; travels through Ray as plain values.
+
+    Attributes:
+        engine: engine settings; ``owner``, ``agent_socket`` and ``core`` are filled in here.
+        secret_file: path of the cluster's secret, on this node.
+        links: where the link listens, and which address ingresses are told.
+        stall_s: an engine loop that has not turned for so long is reported unhealthy, so that
+            Serve replaces this worker; nothing that is in such an engine is waited for.
+        queue_max: attempts that may wait in the engine; more are rejected.
+        pin_cores: give each engine cores of its own on its node.
+
+    """
+
+    engine: EngineSettings
+    agent: AgentSettings
+    secret_file: str
+    links: ListenSettings = field(default_factory=ListenSettings)
+    stall_s: float = 60.0
+    queue_max: int = 64
+    pin_cores: bool = True
+    cores: int = 1
+
+
+class EngineWorker:
+    """The replica. Its constructor returns when the engine stands and the link listens."""
+
+    async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc] # Serve awaits it
+        self._settings = settings
+        context = serve.get_replica_context()
+        self.worker_id = f"{settings.engine.role}-{context.replica_id.unique_id}"
+        self._node = ray.get_runtime_context().get_node_id()
+        self._agent = agent = ensure_agent(settings.agent, self._node)
+        cores: list[int] = []
+        if settings.pin_cores:
+            cores = await agent.claim_cores.remote(self.worker_id, os.getpid(), settings.cores)
+        address = await agent.address.remote()
+        self._engine_settings = _filled(
+            settings.engine,
+            owner=self.worker_id,
+            agent_socket=address,
+            core=cores[0] if len(cores) == 1 else None,
+            rank_cores=tuple(cores) if settings.engine.tensor_parallel_size > 1 else (),
+        )
+        # vLLM takes seconds to import: here, in the replica, never where the class is only named.
+        from deployments.engine.inprocess import InprocessEngine
+
+        self._server = EngineServer(
+            self._engine_settings, InprocessEngine, queue_max=settings.queue_max, cores=cores
+        )
+        self._server.loop.slab_peer = await agent.peer_address.remote()
+        await self._server.build()
+        links = listening_here(settings.links)
+        self._host = links.advertised_host
+        self._port = await self._server.listen(
+            links.host,
+            read_secret(settings.secret_file),
+            self._welcome(),
+            InprocessEngine.encode_outputs,
+        )
+        self._metrics = WorkerMetrics(settings.engine.served_model, settings.engine.role)
+        self._following = asyncio.create_task(self._follow_agent(), name="agent")
+        where = f"{self._host}:{self._port}"
+        log.info("%s is ready at %s, cores %s", self.worker_id, where, cores or "any")
+
+    async def _follow_agent(self) -> None:
+        """Tell ingresses where our node's slab is read: an agent that starts anew moves. And the
+        metrics what the connector counted.
+
+        The call waits while Ray restarts the agent.
+        """
+        loop = self._server.loop
+        while True:
+            await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
+            self._metrics.publish(loop.engine.kv_stats())
+            try:
+                loop.slab_peer = await self._agent.peer_address.remote()
+            except ray.exceptions.RayError as lost:
+                if loop.slab_peer:
+                    log.warning("node agent does not answer (%s): nobody reads its slab", lost)
+                loop.slab_peer = ""
+
+    def _welcome(self) -> frames.Welcome:
+        engine = self._engine_settings
+        loop = self._server.loop
+        identity = loop.engine.namespace
+        namespace = {f.name: str(getattr(identity, f.name)) for f in fields(identity)}
+        # No part of a block's identity, but a request that one worker takes must suit the next.
+        namespace["max_model_len"] = str(engine.max_model_len)
+        namespace["tensor_parallel_size"] = str(engine.tensor_parallel_size)
+        return frames.Welcome(
+            worker=self.worker_id,
+            incarnation=loop.incarnation,
+            model=engine.served_model,
+            role=engine.role,
+            node=self._node,
+            pid=os.getpid(),
+            namespace=namespace,
+            slots=engine.max_num_seqs,
+            queue_max=self._settings.queue_max,
+            machine=f"{loop.engine.layout.isa}, {self._settings.cores} cores",
+        )
+
+    # ---- Serve ------------------------------------------------------------------------------
+
+    def record_replica_metadata(self) -> dict[str, str | int]:
+        """What the ingress's replica router learns of this worker."""
+        return {
+            "worker": self.worker_id,
+            "role": self._settings.engine.role,
+            "model": self._settings.engine.served_model,
+            "host": self._host,
+            "port": self._port,
+            "pid": os.getpid(),
+            "node": self._node,
+        }
+
+    async def check_health(self) -> None:
+        """Judge by the engine loop's progress. Raises RuntimeError when it stands still."""
+        stalled_s = self._server.loop.stalled_s()
+        if stalled_s > self._settings.stall_s:
+            msg = f"{self.worker_id}: engine loop has not turned for {stalled_s:.0f} s"
+            raise RuntimeError(msg)
+
+    async def __del__(self) -> None:
+        """Serve has stopped routing to us: finish what is here, then end (drain)."""
+        if not hasattr(self, "_port"):
+            return
+        self._following.cancel()
+        await self._server.drain(stall_s=self._settings.stall_s)
+
+
+def _filled(engine: EngineSettings, **changes: object) -> EngineSettings:
+    known = {f.name: getattr(engine, f.name) for f in fields(engine)}
+    return EngineSettings(**{**known, **changes})
