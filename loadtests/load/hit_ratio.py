@@ -96,17 +96,56 @@ class Cache:
 
 
 def reuse(
-    prompts: Iterable[Sequence[int]], block_tokens: int, cache_blocks: int | None = None
+    prompts: Sequence[Sequence[int]], block_tokens: int, cache_blocks: int | None = None
 ) -> Reuse:
     """What one cache (unlimited, or an LRU of so many blocks) spares of prompts in this order."""
+    return reuse_of(prompts, reusable_blocks(prompts, block_tokens, cache_blocks), block_tokens)
+
+
+def reuse_of(prompts: Iterable[Sequence[int]], reusable: Iterable[int], block_tokens: int) -> Reuse:
+    """The sum of these prompts, of which so many blocks each are spared."""
+    lengths = [len(prompt) for prompt in prompts]
+    blocks = sum(length // block_tokens for length in lengths)
+    return Reuse(len(lengths), block_tokens, sum(lengths), blocks, sum(reusable))
+
+
+def reusable_blocks(
+    prompts: Iterable[Sequence[int]], block_tokens: int, cache_blocks: int | None = None
+) -> list[int]:
+    """Of each prompt, in this order, how many blocks one cache spares."""
     names, cache = BlockNames(block_tokens), Cache(cache_blocks)
-    requests = tokens = blocks = reusable = 0
+    found = []
     for prompt in prompts:
         named = names.of(prompt)
-        reusable += min(cache.leading(named), reusable_blocks_most(len(prompt), block_tokens))
+        found.append(min(cache.leading(named), reusable_blocks_most(len(prompt), block_tokens)))
         cache.use(named)
-        requests, tokens, blocks = requests + 1, tokens + len(prompt), blocks + len(named)
-    return Reuse(requests, block_tokens, tokens, blocks, reusable)
+    return found
+
+
+def reusable_in_time(
+    prompts: Sequence[Sequence[int]],
+    times_s: Sequence[tuple[float, float | None]],
+    block_tokens: int,
+) -> list[int]:
+    """As `reusable_blocks` without a limit, but a block can be reused only when it is there.
+
+    times_s: of each prompt, when it was sent and when its answer began (None: never); its blocks
+    are there from then on. An engine that shares the blocks of a prompt that it still computes may
+    spare more than this.
+    """
+    names, cache = BlockNames(block_tokens), Cache()
+    named = [names.of(prompt) for prompt in prompts]
+    # At equal times what is computed comes first: 0 before 1.
+    events = [(sent_s, 1, number) for number, (sent_s, _) in enumerate(times_s)]
+    events += [(at_s, 0, number) for number, (_, at_s) in enumerate(times_s) if at_s is not None]
+    found = [0] * len(named)
+    for _, sent, number in sorted(events):
+        if sent:
+            most = reusable_blocks_most(len(prompts[number]), block_tokens)
+            found[number] = min(cache.leading(named[number]), most)
+        else:
+            cache.use(named[number])
+    return found
 
 
 def reusable_blocks_most(prompt_tokens: int, block_tokens: int) -> int:

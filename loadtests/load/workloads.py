@@ -108,7 +108,7 @@ def build_with_reuse(
     """
     drafts = _drafts(name, count, seed, vocabulary, shape)
     exact = isinstance(vocabulary, TokenIds)
-    spared = reuse((draft.ids for draft in drafts), block_tokens) if exact else None
+    spared = reuse([draft.ids for draft in drafts], block_tokens) if exact else None
     return Built(_requests(drafts, vocabulary), spared)
 
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtests.load.hit_ratio import BlockNames, Cache, reuse, trace_hits
+from loadtests.load.hit_ratio import (
+    BlockNames,
+    Cache,
+    reusable_blocks,
+    reusable_in_time,
+    reuse,
+    reuse_of,
+    trace_hits,
+)
 
 
 def test_a_block_is_reusable_where_an_earlier_prompt_began_with_it() -> None:
@@ -96,3 +104,22 @@ def test_the_most_recent_blocks_are_exactly_as_many_as_fit() -> None:
 def test_a_block_and_a_cache_hold_something(make: object) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         make()  # type: ignore[operator]
+
+
+def test_a_block_can_be_reused_only_once_it_is_there() -> None:
+    prompt = [1, 1, 2, 2, 0]
+    # Sent before the first had its first token: nothing; at that very moment, and after: all.
+    times = [(0.0, 5.0), (4.0, None), (5.0, 6.0), (9.0, 9.5)]
+    assert reusable_in_time([prompt] * 4, times, 2) == [0, 0, 2, 2]
+    assert reusable_blocks([prompt] * 4, 2) == [0, 2, 2, 2]
+
+
+def test_the_order_of_sending_counts_not_that_of_the_list() -> None:
+    assert reusable_in_time([[1, 1, 0], [1, 1, 5]], [(9.0, 10.0), (0.0, 1.0)], 2) == [1, 0]
+
+
+def test_prompts_can_be_counted_in_part() -> None:
+    prompts = [[1, 2, 3], [1, 2, 3], [1, 2, 3]]
+    found = reusable_blocks(prompts, 1)
+    assert found == [0, 2, 2]
+    assert reuse_of(prompts[1:], found[1:], 1).token_share == 4 / 6
