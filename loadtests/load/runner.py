@@ -70,17 +70,22 @@ class Watch(Protocol):
 
 
 class Meter(Protocol):
-    """Reads the CPU seconds of processes (loadtests/load/cpu.py). Called in a thread."""
+    """Reads the CPU seconds of processes (loadtests/load/cpu.py), without holding up the loop."""
 
-    def begin(self) -> None:
+    async def begin(self) -> None:
         """The measured window begins."""
 
-    def end(self) -> tuple[CpuShare, ...]:
+    async def end(self) -> tuple[CpuShare, ...]:
         """It ends: CPU seconds since its begin."""
 
 
-Send = Callable[[Request, float, bool], Coroutine[Any, Any, Sample]]
-"""Sends a request: (request, due_s, measured)."""
+class Send(Protocol):
+    """Sends one request now and reads its answer; fails only where we have a bug."""
+
+    def __call__(
+        self, request: Request, due_s: float, *, measured: bool
+    ) -> Coroutine[Any, Any, Sample]:
+        """The sample that came of it."""
 
 
 async def drive(
@@ -109,13 +114,13 @@ async def drive(
 
     async with client.session_for(target) as session:
 
-        async def send(request: Request, due_s: float, measured: bool) -> Sample:  # noqa: FBT001
+        async def send(request: Request, due_s: float, *, measured: bool) -> Sample:
             return await client.send(
                 session, target, request, clock, due_s=due_s, measured=measured
             )
 
-        drivers = Driver(requests, plan, send, clock, watch=watch, meter=meter)
-        outcome = await drivers.run(stop or asyncio.Event())
+        driver = Driver(requests, plan, send, clock, watch=watch, meter=meter)
+        outcome = await driver.run(stop or asyncio.Event())
     return Run(
         label=label,
         conditions={**(conditions or {}), "complete": not outcome.cut_short},
@@ -158,6 +163,8 @@ class Driver:
     _cpu: tuple[CpuShare, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.requests:
+            raise ValueError("the workload has no request")
         known = {request.index for request in self.requests}
         if len(known) != len(self.requests):
             raise ValueError("two requests of the workload have the same index")
@@ -260,7 +267,7 @@ class Driver:
         if self.watch is not None:
             self.watch.sent(request, now_s)
         try:
-            sample = await self.send(request, due_s, measured)
+            sample = await self.send(request, due_s, measured=measured)
         finally:
             self._in_flight -= 1
         self._samples.append(sample)
@@ -282,7 +289,7 @@ class Driver:
         if self.meter is None:
             return
         await self._until(self.plan.warmup_s)
-        await asyncio.to_thread(self.meter.begin)
+        await self.meter.begin()
         self._measuring = True
         last_s = self.plan.last_send_s
         if last_s is not None:
@@ -301,7 +308,7 @@ class Driver:
     async def _read_meter(self) -> None:
         if self.meter is not None and self._measuring:
             self._measuring = False
-            self._cpu = await asyncio.to_thread(self.meter.end)
+            self._cpu = await self.meter.end()
 
     def _window(self, ended_s: float) -> tuple[float, float]:
         """From the warm-up's end, or the first request, to the duration's end, or the last one."""
