@@ -24,6 +24,7 @@ COMMANDS = (
     "demo",
     "accept",
     "explain",
+    "load",
     "stop",
     "config",
     "doctor",
@@ -79,6 +80,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     chosen = words[0] if words else ""
     if chosen == "test":  # whose every argument, dashes and all, is pytest's
         return argparse.Namespace(command=chosen, pytest_arguments=words[1:])
+    if chosen == "load":  # likewise the load tool's
+        return argparse.Namespace(command=chosen, load_arguments=words[1:])
     parser = build_parser(chosen)
     if not words:
         parser.print_help(sys.stderr)

@@ -250,7 +250,8 @@ def _cached_share(good: Sequence[Sample]) -> float | None:
 
 
 def _overhead_share(run: Run, length_s: float) -> float | None:
-    if not run.cpu or run.cores < 1 or length_s <= 0:
+    # Where no engine can be told apart, what is outside of them cannot either.
+    if not any(share.engine for share in run.cpu) or run.cores < 1 or length_s <= 0:
         return None
     return sum(share.cpu_s for share in run.cpu if not share.engine) / (run.cores * length_s)
 
