@@ -25,6 +25,7 @@ COMMANDS = (
     "accept",
     "explain",
     "load",
+    "lessons",
     "stop",
     "config",
     "doctor",
