@@ -29,6 +29,7 @@ COMMANDS = (
     "stop",
     "config",
     "doctor",
+    "plan",
     "test",
 )
 EXIT_USAGE = 2

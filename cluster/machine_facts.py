@@ -340,7 +340,7 @@ def _weights_bytes(folder: Path | None) -> int:
 
 
 def _kv_bytes_per_token(folder: Path | None, dtype: str) -> int:
-    with contextlib.suppress(ModelError):
+    with contextlib.suppress(ModelError, ImportError):  # of a path without our loadtests
         if folder is not None:
             return PreparedModel(folder, "", "", None, 0.0).kv_bytes_per_token(dtype)
     return 0

@@ -56,17 +56,14 @@ class PreparedModel:
 
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Size of one token's keys and values over all layers; 0 if config.json does not say."""
-        config = _read_config(self.path)
-        heads = config.get("num_attention_heads")
-        hidden = config.get("hidden_size")
-        layers = config.get("num_hidden_layers")
-        if not (isinstance(heads, int) and isinstance(hidden, int) and isinstance(layers, int)):
+        # Here, so that the doctor runs where another `loadtests` is on the path.
+        from loadtests.planner.memory import KvLayout
+        from loadtests.planner.shape import UnknownShape, shape_of
+
+        try:
+            return KvLayout(shape_of(_read_config(self.path)), dtype).token_bytes
+        except UnknownShape:  # such as latent attention, of which any figure would be wrong
             return 0
-        kv_heads = config.get("num_key_value_heads", heads)
-        head = config.get("head_dim") or hidden // heads
-        if not (isinstance(kv_heads, int) and isinstance(head, int)):
-            return 0
-        return 2 * layers * kv_heads * head * FLOAT_BYTES[dtype]
 
 
 def prepare_model(
