@@ -25,11 +25,11 @@ COMMANDS = (
     "accept",
     "explain",
     "load",
+    "plan",
     "lessons",
     "stop",
     "config",
     "doctor",
-    "plan",
     "test",
 )
 EXIT_USAGE = 2
