@@ -43,13 +43,13 @@ def test_figures_that_keep_the_targets_miss_none() -> None:
 
 
 def test_a_default_that_is_slower_than_its_share_of_a_raw_socket_is_missed() -> None:
-    slow = rounds_of() | {"tcp, 2 streams": [Round(7.0, 0.1), Round(3.5, 0.1)]}
+    slow = rounds_of() | {"tcp, 1 stream": [Round(7.0, 0.1), Round(3.5, 0.1)]}
     (missed,) = section_of(slow, 300, 737_280, 8).missed
-    assert "tcp, 2 streams: 0.70 of raw, 1 socket" in missed
+    assert "tcp, 1 stream: 0.70 of raw, 1 socket" in missed
 
 
 def test_only_the_default_number_of_streams_has_a_target() -> None:
-    slow = rounds_of() | {"tcp, 1 stream": [Round(1.0, 0.1)] * 2}
+    slow = rounds_of() | {"tcp, 2 streams": [Round(1.0, 0.1)] * 2}
     assert section_of(slow, 300, 737_280, 8).missed == ()
 
 
