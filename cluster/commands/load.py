@@ -38,7 +38,7 @@ def find_here(where: argparse.Namespace) -> Callable[[], Here]:
 
     def find() -> Here:
         found = running.read(config_sources.load(where).config.state.dir)
-        return Here(url=found.endpoint, model=found.model, server_pid=found.pid)
+        return Here(url=found.endpoint, server_pid=found.pid)
 
     return find
 

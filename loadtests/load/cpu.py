@@ -33,8 +33,8 @@ GENERATOR = "load generator"
 HTTP_SERVER = "HTTP server"
 ENGINE = "engine"
 STATUS_TIMEOUT_S = 5.0
-# Titles of processes that are nothing but an engine.
-ENGINE_TITLES = ("EngineCore", "VLLM::Worker", "sglang::scheduler", "llama-server")
+# How titles begin of processes that are nothing but an engine.
+ENGINE_TITLES = ("VLLM::EngineCore", "VLLM::Worker", "sglang::scheduler")
 # A launcher whose children are the listeners, and the engines beside them.
 LAUNCHERS = ("vllm serve", "vllm.entrypoints")
 RAY_DAEMONS = ("raylet", "gcs_server")
@@ -64,29 +64,36 @@ class LocalMeter:
 
     async def begin(self) -> None:
         """Mutates."""
-        self._before = await asyncio.to_thread(self.read)
+        server = await asyncio.to_thread(self.server)
+        self._before = {**server, **own()} if server else {}
 
     async def end(self) -> tuple[CpuShare, ...]:
-        """Since begin; the most first."""
-        return shares(self._before, await asyncio.to_thread(self.read))
+        """Since begin; the most first. Empty where the server is not seen."""
+        # First, so that the looking below is in no figure.
+        mine = own()
+        server = await asyncio.to_thread(self.server)
+        return shares(self._before, {**server, **mine}) if server and self._before else ()
 
-    def read(self) -> Readings:
-        """Every process of the server and this one, now. Empty of a server that is not seen."""
+    def server(self) -> Readings:
+        """Every process of the server but this one, now. Empty of a server that is not seen."""
         listeners = listening_on(self.url)
         roots = server_roots(listeners, self.server_pid)
-        if not roots:
-            return {}
-        roles = headwater_roles(self.url)
+        roles = headwater_roles(self.url) if roots else {}
         found: dict[tuple[int, float], Reading] = {}
         for process in {*roots, *(child for root in roots for child in _children(root))}:
-            if process.pid == os.getpid():
-                continue
             with contextlib.suppress(psutil.Error):
                 label, engine = labelled(process, roles, {each.pid for each in listeners})
-                found[process.pid, process.create_time()] = Reading(label, engine, _cpu_s(process))
-        own = psutil.Process()
-        found[own.pid, own.create_time()] = Reading(GENERATOR, engine=False, cpu_s=_cpu_s(own))
+                key = process.pid, process.create_time()
+                if process.pid != os.getpid():
+                    found[key] = Reading(label, engine, _cpu_s(process))
         return found
+
+
+def own() -> Readings:
+    """The load generator, now."""
+    process = psutil.Process()
+    reading = Reading(GENERATOR, engine=False, cpu_s=_cpu_s(process))
+    return {(process.pid, process.create_time()): reading}
 
 
 def shares(before: Readings, after: Readings) -> tuple[CpuShare, ...]:
@@ -173,7 +180,7 @@ def labelled(
     if process.pid in roles:
         return roles[process.pid]
     title = _title(process)
-    if any(word in title for word in ENGINE_TITLES):
+    if title.startswith(ENGINE_TITLES):
         return ENGINE, True
     if process.pid in listeners:
         return HTTP_SERVER, False
@@ -191,7 +198,8 @@ def headwater_roles(url: str) -> dict[int, tuple[str, bool]]:
 
     Workers are engines: each holds its engine in its own process.
     """
-    status, ledger = _get(url, "/headwater/status"), _get(url, "/headwater/ledger")
+    status = _get(url, "/headwater/status")
+    ledger = _get(url, "/headwater/ledger") if status else {}
     roles = {
         int(worker["pid"]): (f"{worker['role']} worker", True)
         for worker in status.get("workers", ())

@@ -112,9 +112,13 @@ def conclude(run: Run, arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         sys.stdout.write(f"written to {arguments.output}\n")
     sys.stdout.flush()
-    failed_share = 1 - summary.success_share
     if run.facts.get("interrupted"):
         return EXIT_INTERRUPTED
+    if not summary.requests:
+        sys.stderr.write("no request was measured: the run ended within its warm-up\n")
+        return EXIT_FAILURES
+    # Not 1 - success_share, which is above 0.01 for one of a hundred.
+    failed_share = (summary.requests - summary.succeeded) / summary.requests
     if failed_share > arguments.failures_max:
         sys.stderr.write(
             f"{failed_share:.1%} of {summary.requests} requests failed, more than "

@@ -24,7 +24,6 @@ class Here:
     """A server that runs on this machine and was found without being named."""
 
     url: str
-    model: str
     server_pid: int | None = None
 
 

@@ -107,6 +107,9 @@ async def drive(
     Raises ValueError for a workload that cannot be sent.
     """
     target.check(requests)
+    metered = meter is not None and plan.warmup_s == 0
+    if meter is not None and metered:
+        await meter.begin()  # takes a moment, in which no request should be due
     began_s = time.monotonic()
 
     def clock() -> float:
@@ -119,7 +122,7 @@ async def drive(
                 session, target, request, clock, due_s=due_s, measured=measured
             )
 
-        driver = Driver(requests, plan, send, clock, watch=watch, meter=meter)
+        driver = Driver(requests, plan, send, clock, watch=watch, meter=meter, is_metering=metered)
         outcome = await driver.run(stop or asyncio.Event())
     return Run(
         label=label,
@@ -146,7 +149,10 @@ class Outcomes:
 
 @dataclass(slots=True)
 class Driver:
-    """Sends requests by a plan. Of one run; `send` is the seam to the server."""
+    """Sends requests by a plan. Of one run; `send` is the seam to the server.
+
+    is_metering: the meter has begun already.
+    """
 
     requests: Sequence[Request]
     plan: Plan
@@ -155,11 +161,11 @@ class Driver:
     sleep: Sleep = asyncio.sleep
     watch: Watch | None = None
     meter: Meter | None = None
+    is_metering: bool = False
     _samples: list[Sample] = field(default_factory=list)
     _followers: dict[int, list[Request]] = field(default_factory=dict)
     _in_flight: int = 0
     _sent: int = 0
-    _measuring: bool = False
     _cpu: tuple[CpuShare, ...] = ()
 
     def __post_init__(self) -> None:
@@ -288,9 +294,10 @@ class Driver:
         """The meter at both ends of the window; without a duration, at the end of the run."""
         if self.meter is None:
             return
-        await self._until(self.plan.warmup_s)
-        await self.meter.begin()
-        self._measuring = True
+        if not self.is_metering:
+            await self._until(self.plan.warmup_s)
+            await self.meter.begin()
+            self.is_metering = True
         last_s = self.plan.last_send_s
         if last_s is not None:
             await self._until(last_s)
@@ -306,8 +313,8 @@ class Driver:
         await self._read_meter()
 
     async def _read_meter(self) -> None:
-        if self.meter is not None and self._measuring:
-            self._measuring = False
+        if self.meter is not None and self.is_metering:
+            self.is_metering = False
             self._cpu = await self.meter.end()
 
     def _window(self, ended_s: float) -> tuple[float, float]:

@@ -16,7 +16,11 @@ _PERCENT = 100
 def lines(run: Run, summary: Summary, devices: PerDevice | None = None) -> Iterator[str]:
     """In order."""
     yield f"{run.label}: {conditions(run)}"
-    ended = ", ".join(f"{count} {outcome}" for outcome, count in sorted(summary.outcomes.items()))
+    ended = ", ".join(
+        f"{summary.outcomes[outcome]} {outcome}"
+        for outcome in Outcome
+        if outcome in summary.outcomes
+    )
     yield (
         f"{summary.requests} requests measured over {summary.window_s:.1f} s: {ended or 'none'} "
         f"(success {summary.success_share:.1%})"

@@ -64,8 +64,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, NoServer."""
-    concurrency = None if arguments.rate is not None else (arguments.concurrency or 1)
-    plan = flags.plan_of(arguments, concurrency)
+    users = 1 if arguments.concurrency is None else arguments.concurrency
+    plan = flags.plan_of(arguments, users if arguments.rate is None else None)
     server = server_of(arguments, arguments.find_here)
     try:
         requests, conditions = workload(arguments, server, plan)
