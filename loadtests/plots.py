@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ SIZE_IN = (4.8, 3.0)
 # No one draws with this colour: svg() turns it into the page's.
 INK = "#010203"
 _STYLE: dict[Any, Any] = {
-    "font.size": 9.0,
-    "axes.titlesize": 10.0,
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
@@ -60,7 +61,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.markersize": 5.0,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9.0,
 }
 _ROOT_STYLE = (
     "style=\"font-family: 'DejaVu Sans', Verdana, Arial, sans-serif; "
@@ -69,6 +70,8 @@ _ROOT_STYLE = (
 _LABEL_CHARACTERS_MAX = 48
 _HALF_LINE_CHARACTERS = 24
 _DENSE_POINTS = 400
+_LEGEND_ROW_IN = 0.2
+_ROOM = 1.04
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,15 @@ def figure(title: str, x: str, y: str, size: tuple[float, float] = SIZE_IN) -> t
     return drawn, axes
 
 
-def line(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: int = 0) -> None:
+def line(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    label: str,
+    index: int = 0,
+    *,
+    markers: bool = True,
+) -> None:
     """One series of points, joined; with markers unless there are too many to tell apart."""
     style = look(index)
     axes.plot(
@@ -110,7 +121,7 @@ def line(axes: Axes, x: Sequence[float], y: Sequence[float], label: str, index: 
         y,
         color=style.color,
         linestyle=style.dash,
-        marker=style.marker if len(x) <= _DENSE_POINTS // 10 else "",
+        marker=style.marker if markers and len(x) <= _DENSE_POINTS // 10 else "",
         label=_entry(label),
     )
 
@@ -185,8 +196,35 @@ def bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float 
             color=look(index).color,
             label=_entry(label),
         )
-    axes.set_xticks(places.tolist(), [short(group, _HALF_LINE_CHARACTERS) for group in groups])
+    axes.set_xticks(places.tolist(), [_two_lines(group) for group in groups])
     axes.grid(visible=False, axis="x")
+
+
+def dots(axes: Axes, rows: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """A row a group, the first one at the top; in it every value as a point, by series.
+
+    For groups with long names, and for values that should be seen one by one.
+    """
+    labels = list(dict.fromkeys(label for series in rows.values() for label in series))
+    lanes = {label: (at - (len(labels) - 1) / 2) * 0.24 for at, label in enumerate(labels)}
+    for index, label in enumerate(labels):
+        x = [value for series in rows.values() for value in series.get(label, ())]
+        y = [
+            place + lanes[label]
+            for place, series in enumerate(rows.values())
+            for _ in series.get(label, ())
+        ]
+        points(axes, x, y, label, index)
+    axes.set_yticks(range(len(rows)), [_two_lines(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+def from_zero(axes: Axes, which: Literal["x", "y", "both"] = "y") -> None:
+    """Let an axis begin at 0, with room beyond the largest value; call it when all is drawn."""
+    if which in {"x", "both"}:
+        axes.set_xlim(0.0, _ROOM * max(axes.get_xlim()[1], 0.0) or 1.0)
+    if which in {"y", "both"}:
+        axes.set_ylim(0.0, _ROOM * max(axes.get_ylim()[1], 0.0) or 1.0)
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"] = "x") -> None:
@@ -214,13 +252,12 @@ def legend(axes: Axes) -> None:
     figure_of = axes.get_figure()
     if not handles or not isinstance(figure_of, Figure):
         return
+    columns = 2 if max(map(len, labels)) <= _HALF_LINE_CHARACTERS else 1
+    # The first line has its room; the figure grows by the others, so that the plot does not shrink.
+    rows = -(-len(labels) // columns)
+    figure_of.set_figheight(figure_of.get_figheight() + (rows - 1) * _LEGEND_ROW_IN)
     with mpl.rc_context(_STYLE):
-        figure_of.legend(
-            handles,
-            labels,
-            loc="outside lower left",
-            ncols=2 if max(map(len, labels)) <= _HALF_LINE_CHARACTERS else 1,
-        )
+        figure_of.legend(handles, labels, loc="outside lower left", ncols=columns)
 
 
 def short(text: str, characters_max: int = _LABEL_CHARACTERS_MAX) -> str:
@@ -230,6 +267,13 @@ def short(text: str, characters_max: int = _LABEL_CHARACTERS_MAX) -> str:
         return flat
     head = (characters_max - 1) // 2
     return f"{flat[:head]}…{flat[head + 1 - characters_max :]}"
+
+
+def _two_lines(text: str) -> str:
+    """As a tick shows it."""
+    return "\n".join(
+        textwrap.wrap(short(text, 2 * _HALF_LINE_CHARACTERS - 8), _HALF_LINE_CHARACTERS)
+    )
 
 
 def _entry(label: str) -> str:

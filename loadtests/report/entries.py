@@ -1,0 +1,127 @@
+"""The runs of a report, each with its summary and a name of its own.
+
+Called by the report command; read by tables, plots and page. Reads files, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtests.load import metrics
+from loadtests.load.metrics import Summary
+from loadtests.load.records import Outcome, Run, Sample
+from loadtests.report.comparison import Comparison
+
+Measure = Callable[[Sample], Iterable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One run of the report. name: unique in it. file: where it was read. at: place in a sweep."""
+
+    name: str
+    file: str
+    run: Run
+    summary: Summary
+    at: float | None = None
+
+    @property
+    def good(self) -> list[Sample]:
+        """The samples of every distribution: measured, and ended well."""
+        return [s for s in self.run.samples if s.measured and s.outcome is Outcome.OK]
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """One latency: how tables and plots call it, and how it is computed."""
+
+    key: str
+    title: str
+    what: str
+    values: Measure
+
+
+def _one(measure: Callable[[Sample], float | None]) -> Measure:
+    def values(sample: Sample) -> Iterable[float]:
+        value = measure(sample)
+        return () if value is None else (value,)
+
+    return values
+
+
+LATENCIES = (
+    Latency("ttft_ms", "TTFT", "requests", _one(metrics.ttft_ms)),
+    Latency("tpot_ms", "TPOT", "requests of more than one token", _one(metrics.tpot_ms)),
+    Latency("itl_ms", "ITL", "gaps between tokens", metrics.itl_ms),
+    Latency("e2e_ms", "E2E", "requests", _one(metrics.e2e_ms)),
+)
+
+
+def values(latency: Latency, samples: Iterable[Sample]) -> list[float]:
+    """All values of a latency, ms."""
+    return [value for sample in samples for value in latency.values(sample)]
+
+
+def find(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], list[str]]:
+    """Each run, and a note on each file of a folder that is none.
+
+    A folder stands for its *.json. Raises ValueError for a named file that is no run, and OSError.
+    """
+    found: list[tuple[Path, Run]] = []
+    notes: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append((path, Run.read(path)))
+            continue
+        inside = sorted(path.glob("*.json"))
+        for file in inside:
+            try:
+                found.append((file, Run.read(file)))
+            except ValueError as error:
+                notes.append(f"left out: {error}")
+        if not inside:
+            raise ValueError(f"{path} holds no .json file: name the files that `run` wrote")
+    if not found:
+        raise ValueError("there is no run to report: name the files that `run` wrote")
+    return found, notes
+
+
+def entries(found: Sequence[tuple[Path, Run]], comparison: Comparison) -> list[Entry]:
+    """In the order of a sweep where there is one. Raises ValueError for a run of odd samples."""
+    at: list[float | None] = [*comparison.at] or [None] * len(found)
+    labels = [run.label or path.stem for path, run in found]
+    if comparison.across is not None:
+        key = comparison.across.rpartition(".")[2]
+        labels = [f"{label}, {key} {value:g}" for label, value in zip(labels, at, strict=True)]
+    made = [
+        Entry(name, str(path), run, _summary(path, run), place)
+        for name, (path, run), place in zip(_unique(labels), found, at, strict=True)
+    ]
+    return sorted(made, key=lambda entry: (entry.at is not None, entry.at or 0.0))
+
+
+def by_label(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """The repeats of each label, in the order of its first run."""
+    grouped: dict[str, list[Entry]] = {}
+    for entry in shown:
+        grouped.setdefault(entry.run.label or Path(entry.file).stem, []).append(entry)
+    return grouped
+
+
+def _summary(path: Path, run: Run) -> Summary:
+    try:
+        return metrics.summarise(run)
+    except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
+        raise ValueError(f"{path} is not a run of this tool: {error}") from error
+
+
+def _unique(labels: Sequence[str]) -> list[str]:
+    counts, seen = Counter(labels), Counter[str]()
+    names: list[str] = []
+    for label in labels:
+        seen[label] += 1
+        names.append(f"{label} #{seen[label]}" if counts[label] > 1 else label)
+    return names
