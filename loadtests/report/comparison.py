@@ -15,6 +15,9 @@ from typing import Any
 from loadtests.load.records import Run
 
 ABSENT = "(not told)"
+# A sweep gives each step prompts of its own, or it would find those of the last one in a cache:
+# these are not equal, though the seed of the sweep is.
+OF_A_STEP = ("step_seed", "reusable_share")
 _SHOWN_CHARACTERS = 80
 _DIFFERENCES_SHOWN = 20
 
@@ -86,7 +89,8 @@ def compare(
     """
     found = differences(runs)
     key, at = _swept(names, runs, across) if across else (None, ())
-    rest = tuple(each for each in found if each.key != key)
+    varied = (key, *OF_A_STEP) if key else ()
+    rest = tuple(each for each in found if each.key not in varied)
     if rest and not anyway:
         raise Incomparable(_refusal(names, rest, key))
     return Comparison(key, at, rest)
@@ -143,8 +147,9 @@ def _refusal(names: Sequence[str], found: Sequence[Difference], across: str | No
     if len(found) > _DIFFERENCES_SHOWN:
         lines.append(f"  and {len(found) - _DIFFERENCES_SHOWN} conditions more")
     hint = "Give runs that differ in none of these, or --compare-anyway (the report then says so)"
-    if across is None and len(found) == 1:
-        hint += f", or, if this is a sweep, --across {found[0].key}"
+    varied = [each.key for each in found if each.key not in OF_A_STEP]
+    if across is None and len(varied) == 1:
+        hint += f", or, if this is a sweep, --across {varied[0]}"
     return "\n".join([*lines, hint])
 
 

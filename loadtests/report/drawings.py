@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from loadtests import plots
 from loadtests.load.metrics import Spread
 from loadtests.report.comparison import Comparison
-from loadtests.report.entries import LATENCIES, Entry, Latency, by_label, values
+from loadtests.report.entries import LATENCIES, Entry, Latency, by_series, values
 from loadtests.report.numbers import RULE, count, percentile
 
 SERIES_MAX = 12
@@ -62,7 +62,7 @@ def distributions(shown: Sequence[Entry], comparison: Comparison) -> Iterator[Dr
 
 def side_by_side(shown: Sequence[Entry]) -> Iterator[Drawing]:
     """Several runs: each one's figures as points, a row a label."""
-    labelled = by_label(shown)
+    labelled = by_series(shown)
     if len(shown) < 2:  # noqa: PLR2004  # nothing stands beside it
         return
     for latency in LATENCIES:
@@ -162,7 +162,7 @@ _UNITS = {
 
 def _series(shown: Sequence[Entry], comparison: Comparison) -> dict[str, list[Entry]]:
     if comparison.across is None:
-        return by_label(shown)
+        return by_series(shown)
     return {entry.name: [entry] for entry in shown}
 
 
@@ -170,7 +170,7 @@ def _lines(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
     """One line where the sweep visits each value once, whatever its steps are called."""
     if len({entry.at for entry in shown}) == len(shown):
         return {"all": list(shown)}
-    return by_label(shown)
+    return by_series(shown)
 
 
 def _against(

@@ -20,9 +20,14 @@ Measure = Callable[[Sample], Iterable[float]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One run of the report. name: unique in it. file: where it was read. at: place in a sweep."""
+    """One run of the report.
+
+    name: unique in it. series: what it shares with its repeats and the other steps of its sweep.
+    file: where it was read. at: its place in a sweep.
+    """
 
     name: str
+    series: str
     file: str
     run: Run
     summary: Summary
@@ -92,22 +97,25 @@ def find(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], list[str]]:
 def entries(found: Sequence[tuple[Path, Run]], comparison: Comparison) -> list[Entry]:
     """In the order of a sweep where there is one. Raises ValueError for a run of odd samples."""
     at: list[float | None] = [*comparison.at] or [None] * len(found)
-    labels = [run.label or path.stem for path, run in found]
+    series = [run.label or path.stem for path, run in found]
+    names = series
     if comparison.across is not None:
         key = comparison.across.rpartition(".")[2]
-        labels = [f"{label}, {key} {value:g}" for label, value in zip(labels, at, strict=True)]
+        # `sweep` calls its steps so.
+        series = [s.removesuffix(f" at {value:g}") for s, value in zip(series, at, strict=True)]
+        names = [f"{each}, {key} {value:g}" for each, value in zip(series, at, strict=True)]
     made = [
-        Entry(name, str(path), run, _summary(path, run), place)
-        for name, (path, run), place in zip(_unique(labels), found, at, strict=True)
+        Entry(name, one, str(path), run, _summary(path, run), place)
+        for name, one, (path, run), place in zip(_unique(names), series, found, at, strict=True)
     ]
     return sorted(made, key=lambda entry: (entry.at is not None, entry.at or 0.0))
 
 
-def by_label(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """The repeats of each label, in the order of its first run."""
+def by_series(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Runs that belong together, in the order of their first."""
     grouped: dict[str, list[Entry]] = {}
     for entry in shown:
-        grouped.setdefault(entry.run.label or Path(entry.file).stem, []).append(entry)
+        grouped.setdefault(entry.series, []).append(entry)
     return grouped
 
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from loadtests.load import metrics
 from loadtests.load.metrics import Spread, Summary
-from loadtests.report.entries import LATENCIES, Entry, by_label, values
+from loadtests.report.entries import LATENCIES, Entry, by_series, values
 from loadtests.report.numbers import (
     LEAST_N,
     NONE,
@@ -73,7 +73,7 @@ def lag(shown: Sequence[Entry]) -> Sheet:
 def repeats(shown: Sequence[Entry]) -> Iterator[Sheet]:
     """Runs of one label: the median of their figures, with the least and the most."""
     rows = []
-    for label, some in by_label(shown).items():
+    for label, some in by_series(shown).items():
         if len(some) > 1:
             rows.append(
                 (

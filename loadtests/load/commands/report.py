@@ -10,12 +10,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from loadtests.load.errors import UsageError
 from loadtests.report import entries
 from loadtests.report.comparison import compare
 
 SUMMARY = "turn the files of one or several runs into one page with tables and plots"
 PAGE = Path("report.html")
-EXIT_UNUSABLE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """0, or 2 where the files cannot be reported as asked, with what to do instead."""
+    """Raises UsageError where the files cannot be reported as asked; it says what to do instead."""
     try:
         return _report(arguments)
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"headwater load report: {error}\n")
-        return EXIT_UNUSABLE
+    except (ValueError, OSError) as odd:
+        raise UsageError(str(odd)) from odd
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in {"jinja2", "matplotlib"}:
             raise
-        sys.stderr.write(
-            f"headwater load report: the page needs {missing.name}, which ./headwater installs for "
-            'this command; elsewhere: pip install "headwater[plots]", or use --text\n'
-        )
-        return EXIT_UNUSABLE
+        raise UsageError(
+            f"the page needs {missing.name}, which ./headwater installs for this command; "
+            'elsewhere: pip install "headwater[plots]", or use --text'
+        ) from missing
 
 
 def _report(arguments: argparse.Namespace) -> int:

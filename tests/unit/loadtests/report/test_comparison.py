@@ -79,6 +79,15 @@ def test_a_sweep_is_suggested_where_one_key_alone_differs() -> None:
     assert "--across" not in refusal(with_(rate=1), with_(rate=2, seed=2))
 
 
+def test_the_prompts_of_a_sweeps_steps_are_their_own_and_nothing_but_a_sweeps() -> None:
+    steps = [with_(rate=n, step_seed=1000 + n, reusable_share=0.1 * n) for n in (1, 2)]
+    runs = [run(conditions=each) for each in steps]
+    assert compare(["a", "b"], runs, across="rate").differences == ()
+    text = refusal(*steps)
+    assert "step_seed" in text
+    assert "--across rate" in text
+
+
 def test_a_nested_key_may_be_named_by_its_end() -> None:
     runs = [run(conditions={"arrival": {"rate": rate}}) for rate in (1, 2)]
     assert compare(["a", "b"], runs, across="rate").across == "arrival.rate"

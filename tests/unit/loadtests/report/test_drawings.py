@@ -116,6 +116,13 @@ def test_two_sweeps_are_two_lines_and_one_of_many_names_is_one(drawn: dict[str, 
     assert x == [1.0, 2.0]
 
 
+def test_the_steps_of_a_sweep_are_a_line_though_each_has_a_label(drawn: dict[str, Axes]) -> None:
+    two = [at_rate(rate, label=f"{of} at {rate}") for of in ("ours", "theirs") for rate in (1, 2)]
+    list(sweep(*of(*two, across="rate")))
+    found = lines(drawn["sweep-throughput"])
+    assert {label: x for label, (x, _) in found.items()} == {"ours": [1, 2], "theirs": [1, 2]}
+
+
 def test_side_by_side_each_run_is_a_point_in_the_row_of_its_label(drawn: dict[str, Axes]) -> None:
     some = [at_rate(1, label=label, ttft_s=t) for label, t in (("a", 0.1), ("b", 0.3), ("a", 0.2))]
     shown, _ = of(*some)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import builtins
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from loadtests.load import cli
 from loadtests.load.commands import report
 from loadtests.load.records import Outcome
 from tests.unit.loadtests.report.made_runs import CONDITIONS, failed, run, sample
@@ -24,9 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def call(*words: str) -> int:
-    parser = argparse.ArgumentParser()
-    report.add_arguments(parser)
-    return report.run(parser.parse_args(words))
+    return cli.main(["report", *words])
 
 
 def test_a_run_becomes_one_page(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
