@@ -157,10 +157,15 @@ def trace_hits(
     requests: Iterable[Sequence[int]], cache_blocks: int | None = None
 ) -> tuple[int, int]:
     """(hits, all) of blocks that a trace names itself, in one cache; a partial last one counts."""
+    named = list(requests)
+    return sum(trace_hits_of(named, cache_blocks)), sum(map(len, named))
+
+
+def trace_hits_of(requests: Iterable[Sequence[int]], cache_blocks: int | None = None) -> list[int]:
+    """The hits of each request, in this order."""
     cache = Cache(cache_blocks)
-    hits = total = 0
+    hits = []
     for names in requests:
-        hits += cache.leading(names)
+        hits.append(cache.leading(names))
         cache.use(names)
-        total += len(names)
-    return hits, total
+    return hits

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal
 
-from loadtests.load.hit_ratio import trace_hits
+from loadtests.load.hit_ratio import trace_hits_of
 from loadtests.load.records import Request
 from loadtests.load.token_prompts import Vocabulary
 from loadtests.load.traces import MOONCAKE_BLOCK_TOKENS, TraceRow
@@ -90,9 +90,14 @@ class Replay:
         """Whether the trace tells which prefixes repeat."""
         return any(row.block_ids for row in self.rows)
 
-    def own_hits(self, cache_blocks: int | None = None) -> tuple[int, int]:
-        """(hits, all) of the trace's own blocks, of these rows alone."""
-        return trace_hits([row.block_ids for row in self.rows], cache_blocks)
+    def own_hits(self, requests: Iterable[int] | None = None) -> tuple[int, int]:
+        """(hits, all) of the trace's own blocks in an unlimited cache, of these rows alone.
+
+        requests: count only these; the others are in the cache all the same.
+        """
+        hits = trace_hits_of(row.block_ids for row in self.rows)
+        chosen = range(len(self.rows)) if requests is None else list(requests)
+        return sum(hits[n] for n in chosen), sum(len(self.rows[n].block_ids) for n in chosen)
 
 
 def make(
