@@ -63,6 +63,19 @@ class CachedShare:
         """The trace's."""
         return self.own[0] / self.own[1] if self.own and self.own[1] else None
 
+    def figures(self) -> dict[str, float | int | None]:
+        """For a run's record; shares are of tokens, but for the trace's own, which is of blocks."""
+        return {
+            "n": self.n,
+            "block_tokens": self.possible.block_tokens,
+            "measured": self.token_share,
+            "possible": self.possible.token_share,
+            "possible_in_time": self.in_time.token_share,
+            "possible_with_lru": None if self.limited is None else self.limited.token_share,
+            "lru_blocks": self.limit_blocks,
+            "trace_own": self.own_share,
+        }
+
 
 def compare(
     replay: Replay, run: Run, block_tokens: int, limit_blocks: int | None = None

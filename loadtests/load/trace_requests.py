@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final, Literal
 
@@ -90,6 +90,15 @@ class Replay:
         """Whether the trace tells which prefixes repeat."""
         return any(row.block_ids for row in self.rows)
 
+    def timed(self, scale: float) -> Replay:
+        """The same with the rows' times multiplied by this, and by nothing else."""
+        begin_s = self.rows[0].at_s
+        requests = tuple(
+            replace(request, due_s=(row.at_s - begin_s) * scale)
+            for request, row in zip(self.requests, self.rows, strict=True)
+        )
+        return replace(self, requests=requests)
+
     def own_hits(self, requests: Iterable[int] | None = None) -> tuple[int, int]:
         """(hits, all) of the trace's own blocks in an unlimited cache, of these rows alone.
 
@@ -135,11 +144,10 @@ def make(
             index=index,
             prompt=vocabulary.prompt(prompt),
             output_tokens=scaling.output_tokens(row),
-            due_s=(row.at_s - kept[0].at_s) * scaling.time,
         )
         for index, (row, prompt) in enumerate(zip(kept, prompts, strict=True))
     )
-    return Replay(requests, tuple(kept), tuple(prompts), clipped, dropped)
+    return Replay(requests, tuple(kept), tuple(prompts), clipped, dropped).timed(scaling.time)
 
 
 def time_scale_for(rows: Sequence[TraceRow], rate: float) -> float:

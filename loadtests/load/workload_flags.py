@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--prefix-tokens", metavar="N", type=whole(0), help="of each of them")
     add("--turns", metavar="LENGTHS", type=length, help="of a conversation or an agent's loop")
-    add("--think", metavar="S", type=float, help="mean seconds before the next turn")
+    add("--think-s", metavar="S", type=float, help="mean seconds before the next turn")
     add(
         "--max-context",
         metavar="N",
@@ -137,14 +137,13 @@ def shape_of(arguments: argparse.Namespace, context_most: int | None = None) -> 
         "prefixes": arguments.prefixes,
         "prefix_tokens": arguments.prefix_tokens,
         "turns": arguments.turns,
-        "think_s": arguments.think,
+        "think_s": arguments.think_s,
         "context_most": arguments.max_context or context_most,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     unused = set(changes) - _FIELDS[arguments.workload]
     if unused:
-        flags = {"think_s": "--think"}
-        names = sorted(flags.get(name, f"--{name.replace('_', '-')}") for name in unused)
+        names = sorted(f"--{name.replace('_', '-')}" for name in unused)
         raise ValueError(f"workload {arguments.workload} takes no {', '.join(names)}")
     return replace(SHAPES[arguments.workload], **changes)
 

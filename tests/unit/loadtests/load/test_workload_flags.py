@@ -29,7 +29,7 @@ def test_without_flags_a_workload_has_its_usual_shape_and_the_servers_context(na
 def test_flags_change_the_shape() -> None:
     arguments = parsed(
         "--workload agents --input-tokens uniform:5:9 --output-tokens 3 --prefixes 7 "
-        "--prefix-tokens 0 --turns 2 --think 0.25 --max-context 100"
+        "--prefix-tokens 0 --turns 2 --think-s 0.25 --max-context 100"
     )
     expected = Shape(Uniform(5, 9), Fixed(3), 7, 0, Fixed(2), 0.25, 100)
     assert flags.shape_of(arguments, 2048) == expected
@@ -48,8 +48,8 @@ def test_flags_change_the_shape() -> None:
 
 
 def test_a_flag_that_the_workload_does_not_read_is_refused() -> None:
-    with pytest.raises(ValueError, match="workload random takes no --prefixes, --think"):
-        flags.shape_of(parsed("--think 3 --prefixes 2"))
+    with pytest.raises(ValueError, match="workload random takes no --prefixes, --think-s"):
+        flags.shape_of(parsed("--think-s 3 --prefixes 2"))
     with pytest.raises(ValueError, match="shared_prefix takes no --turns"):
         flags.shape_of(parsed("--workload shared_prefix --turns 2"))
 
