@@ -19,7 +19,7 @@ from loadtests.load.errors import LoadError, UsageError
 from loadtests.load.flags import FindHere
 
 # In the order of the help. Each is the module loadtests.load.commands.NAME.
-COMMANDS = ("run", "replay", "report")
+COMMANDS = ("run", "replay", "sweep", "report")
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130

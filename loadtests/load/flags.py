@@ -93,10 +93,15 @@ def add_sending(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_outcome(parser: argparse.ArgumentParser) -> None:
-    """What is made of a run. Mutates the parser."""
+def add_outcome(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """What is made of a run, or of several, each judged by the command. Mutates the parser."""
     group = parser.add_argument_group("outcome")
-    group.add_argument("--output", metavar="FILE", type=Path, help="the run as JSON, for `report`")
+    if several:
+        what, told = "FOLDER", "each run as JSON, for `report`"
+    else:
+        what, told = "FILE", "the run as JSON, for `report`"
+        _add_judgement(group)
+    group.add_argument("--output", metavar=what, type=Path, help=told)
     group.add_argument("--label", default="", help="what reports call this run")
     group.add_argument(
         "--slo",
@@ -104,13 +109,6 @@ def add_outcome(parser: argparse.ArgumentParser) -> None:
         default={},
         metavar="NAME=MS,...",
         help="limits of a good request, such as ttft_ms=300,tpot_ms=30 (also e2e_ms)",
-    )
-    group.add_argument(
-        "--failures-max",
-        type=share,
-        default=0.01,
-        metavar="SHARE",
-        help="the exit code is 1 when more of the measured requests fail (default: 0.01)",
     )
     group.add_argument(
         "--server-pid",
@@ -124,13 +122,23 @@ def add_outcome(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="that server and load generator share (default: this machine's)",
     )
+    group.add_argument("--quiet", action="store_true", help="no live view")
+
+
+def _add_judgement(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--failures-max",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="the exit code is 1 when more of the measured requests fail (default: 0.01)",
+    )
     group.add_argument(
         "--devices",
         type=devices,
         metavar="P:D",
         help="prefill and decode devices, to tell throughput by device, such as 3:1",
     )
-    group.add_argument("--quiet", action="store_true", help="no live view")
 
 
 def target_of(arguments: argparse.Namespace, url: str, model: str) -> Target:
