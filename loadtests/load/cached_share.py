@@ -11,10 +11,10 @@ ones that succeeded; the others count in what a cache may hold, not in the share
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from loadtests.load.hit_ratio import Reuse, reusable_blocks, reusable_in_time, reuse_of
+from loadtests.load.hit_ratio import Reuse, reusable_blocks, reusable_in_time, reuse, reuse_of
 from loadtests.load.records import Outcome, Run, Sample
 from loadtests.load.trace_requests import Replay
 
@@ -28,7 +28,7 @@ class CachedShare:
 
     possible: with an unlimited cache that is empty at first, in the trace's order. in_time: the
     same, counting a block only once the answer to a request with it had begun. limited: with an
-    LRU of `limit_blocks`. own: (hits, all) of the trace's own blocks; None where it names none.
+    LRU, by its blocks. own: (hits, all) of the trace's own blocks; None where it names none.
     untold: of the n, requests without cached_tokens, taken for 0. uneven: those whose cached tokens
     are no multiple of the block size. divisor: the largest size that they all are multiples of.
     other_length: those whose input the server counted differently than it was sent.
@@ -39,8 +39,7 @@ class CachedShare:
     input_tokens: int
     possible: Reuse
     in_time: Reuse
-    limited: Reuse | None
-    limit_blocks: int | None
+    limited: dict[int, Reuse]
     own: tuple[int, int] | None
     untold: int
     uneven: int
@@ -71,14 +70,13 @@ class CachedShare:
             "measured": self.token_share,
             "possible": self.possible.token_share,
             "possible_in_time": self.in_time.token_share,
-            "possible_with_lru": None if self.limited is None else self.limited.token_share,
-            "lru_blocks": self.limit_blocks,
+            **{f"possible_lru_{blocks}": r.token_share for blocks, r in self.limited.items()},
             "trace_own": self.own_share,
         }
 
 
 def compare(
-    replay: Replay, run: Run, block_tokens: int, limit_blocks: int | None = None
+    replay: Replay, run: Run, block_tokens: int, limits_blocks: Iterable[int] = ()
 ) -> CachedShare | None:
     """None where the server told of no request how many of its tokens were cached."""
     samples = {sample.index: sample for sample in run.samples}
@@ -106,10 +104,10 @@ def compare(
         ),
         possible=spared(reusable_blocks(prompts, block_tokens)),
         in_time=spared(reusable_in_time(prompts, times_s, block_tokens)),
-        limited=(
-            spared(reusable_blocks(prompts, block_tokens, limit_blocks)) if limit_blocks else None
-        ),
-        limit_blocks=limit_blocks,
+        limited={
+            blocks: spared(reusable_blocks(prompts, block_tokens, blocks))
+            for blocks in limits_blocks
+        },
         own=replay.own_hits(each.index for each in good) if replay.names_blocks else None,
         untold=len(good) - len(told),
         uneven=sum(tokens % block_tokens != 0 for tokens in cached),
@@ -130,22 +128,39 @@ def lines(found: CachedShare | None) -> Iterator[str]:
         return
     size = found.possible.block_tokens
     yield f"Cached share of n={found.n} requests that succeeded, in blocks of {size} tokens"
-    if found.own and found.own_share is not None:
-        hits, total = found.own
-        yield (
-            f"  trace's own          {found.own_share:7.2%}  {hits} of its {total} blocks, "
-            "each prompt's last partial one included"
-        )
-    yield _row("possible", found.possible, "unlimited cache, empty at first")
+    yield from _possible(found.own, found.possible, found.limited)
     yield _row("possible in time", found.in_time, "once an answer with the block had begun")
-    if found.limited is not None:
-        yield _row("possible with LRU", found.limited, f"one cache of {found.limit_blocks} blocks")
     yield (
         f"  measured             {found.token_share:7.2%}  {found.cached_tokens} of "
         f"{found.input_tokens} tokens; {found.block_share:.2%} of the full blocks"
     )
     yield from _differences(found)
     yield from _doubts(found)
+
+
+def foretold(replay: Replay, block_tokens: int, limits_blocks: Iterable[int] = ()) -> Iterator[str]:
+    """What can be said before anything is sent."""
+    size = len(replay.requests)
+    yield f"Possible cached share of n={size} requests, in blocks of {block_tokens} tokens"
+    yield from _possible(
+        replay.own_hits() if replay.names_blocks else None,
+        reuse(replay.prompts, block_tokens),
+        {blocks: reuse(replay.prompts, block_tokens, blocks) for blocks in limits_blocks},
+    )
+
+
+def _possible(
+    own: tuple[int, int] | None, unlimited: Reuse, limited: Mapping[int, Reuse]
+) -> Iterator[str]:
+    if own is not None:
+        hits, total = own
+        yield (
+            f"  trace's own          {hits / total:7.2%}  {hits} of its {total} blocks, "
+            "each prompt's last partial one included"
+        )
+    yield _row("possible", unlimited, "unlimited cache, empty at first")
+    for blocks, found in limited.items():
+        yield _row(f"with {blocks} blocks", found, "one cache of so many blocks, LRU")
 
 
 def _row(name: str, reuse: Reuse, how: str) -> str:

@@ -107,17 +107,20 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def vocabulary_of(arguments: argparse.Namespace, card: Mapping[str, object]) -> Vocabulary:
+def vocabulary_of(
+    arguments: argparse.Namespace, card: Mapping[str, object], unknown: int | None = None
+) -> Vocabulary:
     """What prompts are made of. card: the model's entry in the server's /v1/models.
 
-    Raises ValueError where token ids are wanted and the vocabulary is not known.
+    unknown: its size where neither a flag nor the server tells. Raises ValueError where token ids
+    are wanted and the size is not known.
     """
     if arguments.text:
         return Words()
     if arguments.token_ids is not None:
         ids: TokenIds = arguments.token_ids
         return ids
-    size = arguments.vocabulary or vocabulary_size(card)
+    size = arguments.vocabulary or vocabulary_size(card) or unknown
     if size is None:
         raise ValueError(
             "the server does not tell the size of its vocabulary: give --vocabulary N, "

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.load import flags, workload_flags
-from loadtests.load.cached_share import compare, lines
+from loadtests.load.cached_share import compare, foretold, lines
 from loadtests.load.errors import UsageError
-from loadtests.load.execution import Job, Server, conclude, perform, server_of
+from loadtests.load.execution import Job, conclude, perform, server_of
 from loadtests.load.hit_ratio import reuse
 from loadtests.load.token_prompts import Vocabulary, Words
 from loadtests.load.trace_requests import CLIP, DROP, Replay, Scaling, make, time_scale_for
@@ -28,6 +28,7 @@ from loadtests.load.workload_flags import whole
 SUMMARY = "send a public request trace, scaled, and compare the cached share with the trace's own"
 SESSIONS, ROWS = "sessions", "rows"
 _HASH_DIGITS = 16
+VOCABULARY_GUESS = 32_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +64,15 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     add(
         "--cache-blocks",
         type=whole(1),
+        nargs="+",
+        default=[],
         metavar="N",
         help="tell the share of one cache of so many blocks (LRU) too",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="make and count the requests, tell what a cache could spare, and need no server",
     )
 
 
@@ -115,11 +123,13 @@ class Prepared:
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, NoServer."""
+    if arguments.dry_run:
+        return _dry_run(arguments)
     plan = flags.plan_of(arguments, arguments.concurrency)
     server = server_of(arguments, arguments.find_here)
     try:
         vocabulary = workload_flags.vocabulary_of(arguments, server.card)
-        prepared = prepare(arguments, server, vocabulary)
+        prepared = prepare(arguments, server.card.get("max_model_len"), vocabulary)
     except ValueError as odd:
         raise UsageError(str(odd)) from odd
     sys.stderr.write(_announcement(prepared))
@@ -147,11 +157,27 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def prepare(arguments: argparse.Namespace, server: Server, vocabulary: Vocabulary) -> Prepared:
-    """Reads the trace and makes its requests. Raises ValueError."""
+def _dry_run(arguments: argparse.Namespace) -> int:
+    """Raises UsageError."""
+    try:
+        # Which ids stand for the tokens does not matter to what repeats.
+        vocabulary = workload_flags.vocabulary_of(arguments, {}, unknown=VOCABULARY_GUESS)
+        prepared = prepare(arguments, None, vocabulary)
+    except ValueError as odd:
+        raise UsageError(str(odd)) from odd
+    sys.stderr.write(_announcement(prepared))
+    for line in foretold(prepared.replay, arguments.block_tokens, arguments.cache_blocks):
+        sys.stdout.write(line + "\n")
+    return 0
+
+
+def prepare(
+    arguments: argparse.Namespace, context_most: object, vocabulary: Vocabulary
+) -> Prepared:
+    """Reads the trace and makes its requests. context_most: as a server told. Raises ValueError."""
     rows = read(arguments.trace, arguments.format)
     chosen = _chosen(spread_ticks(rows, arguments.seed)[arguments.skip_rows :], arguments)
-    context = arguments.max_context or server.card.get("max_model_len")
+    context = arguments.max_context or context_most
     scaling = Scaling(
         length=arguments.length_scale,
         output=arguments.output_scale,
@@ -210,8 +236,8 @@ def _announcement(prepared: Prepared) -> str:
     return (
         f"{len(lengths)} requests of {prepared.trace_rows} rows: {sum(lengths)} tokens in "
         f"(mean {sum(lengths) / len(lengths):.0f}, most {max(lengths)}), {output_tokens} out, "
-        f"{times}; {replay.clipped} clipped and {replay.dropped} dropped for the context of "
-        f"{prepared.conditions['context_most'] or 'unknown size'}; an unlimited cache could spare "
+        f"{times}; {replay.clipped} clipped and {replay.dropped} dropped for a context of "
+        f"{prepared.conditions['context_most'] or 'any size'}; an unlimited cache could spare "
         f"{prepared.conditions['reusable_share']:.1%} of the tokens in\n"
     )
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from loadtests.load.cached_share import CachedShare, compare, lines
+from loadtests.load.cached_share import CachedShare, compare, foretold, lines
 from loadtests.load.records import Chunk, Outcome, Run, Sample
 from loadtests.load.token_prompts import TokenIds
 from loadtests.load.trace_requests import Scaling, make
@@ -113,10 +113,19 @@ def test_requests_that_were_never_sent_fill_no_cache() -> None:
 
 
 def test_a_limited_cache_is_told_beside_the_unlimited_one() -> None:
-    found = compare(REPLAY, run_of(*in_turn(0, 32, 32, 0)), 32, limit_blocks=1)
-    assert found is not None and found.limited is not None
-    assert found.limited.reusable_tokens <= found.possible.reusable_tokens
-    assert "one cache of 1 blocks" in "\n".join(lines(found))
+    found = compare(REPLAY, run_of(*in_turn(0, 32, 32, 0)), 32, limits_blocks=(1, 9))
+    assert found is not None
+    # Room for one keeps the beginning that three of them share.
+    assert [reuse.reusable_tokens for reuse in found.limited.values()] == [64, 64]
+    assert "with 1 blocks" in "\n".join(lines(found))
+    assert set(found.figures()) >= {"possible_lru_1", "possible_lru_9"}
+
+
+def test_what_is_possible_can_be_told_before_anything_is_sent() -> None:
+    text = "\n".join(foretold(REPLAY, 32, (1,)))
+    assert "Possible cached share of n=4 requests, in blocks of 32 tokens" in text
+    assert "trace's own           30.00%" in text and "possible              20.32%" in text
+    assert "with 1 blocks" in text and "measured" not in text
 
 
 def test_a_server_that_tells_nothing_is_not_compared() -> None:

@@ -182,3 +182,35 @@ def test_a_trace_that_is_not_there_is_told_in_one_line(
         words = ["replay", "--url", server.url, "--vocabulary", "49152"]
         assert main([*words, "--trace", str(tmp_path / "no.jsonl")]) == 2
     assert "no.jsonl cannot be read" in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_no_server_and_tells_what_is_possible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = made_up_trace(tmp_path)
+    flags = ["--length-scale", "1/16", "--cache-blocks", "10", "1000", "--concurrency", "1"]
+    assert main(["replay", "--trace", str(trace), "--dry-run", *flags]) == 0
+    printed = capsys.readouterr().out
+    with CachingServer().serving() as server:
+        _, run = replay(server, trace, tmp_path / "run.json", *flags[2:])
+    found = run.facts["cached_share"]
+    for name in ("possible", "possible_lru_10", "possible_lru_1000", "trace_own"):
+        assert f"{found[name]:7.2%}" in printed
+    assert found["possible_lru_10"] < found["possible_lru_1000"] < found["possible"]
+
+
+def test_a_trace_without_ids_is_sent_and_shares_nothing(tmp_path: Path) -> None:
+    trace = tmp_path / "made_up.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:17:{n:02}.5000000,{900 + n},{n}\n" for n in range(10, 30))
+    )
+    with CachingServer().serving() as server:
+        code, run = replay(server, trace, tmp_path / "run.json", "--time-scale", "0.01")
+    assert code == 0 and len(run.samples) == 20
+    assert [len(prompt) for prompt in sorted(server.prompts, key=len)] == [57] * 3 + [58] * 16 + [
+        59
+    ] * 1
+    assert run.samples[-1].due_s == pytest.approx(0.19)
+    assert run.facts["cached_share"]["possible"] == 0
+    assert run.facts["cached_share"]["trace_own"] is None
