@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadtests.load import flags, sweep, workload_flags
@@ -29,14 +29,18 @@ from loadtests.load.execution import (
 )
 from loadtests.load.metrics import Spread, Summary, summarise
 from loadtests.load.records import Outcome, Run
+from loadtests.load.runner import Plan
 from loadtests.load.sweep import Search, Step
 
 SUMMARY = "raise the load until an SLO breaks, and tell where the knee is"
 WINDOW_S = 30.0
 WARMUP_S = 5.0
 PAUSE_S = 2.0
-_SEEDS = 1000
-"""More than a sweep has steps, so that two sweeps with other seeds share no prompt."""
+_ATTEMPTS = 4
+_MORE = 8
+"""By how many times more requests a closed loop is given that ran out of them."""
+_SEEDS = 10_000
+"""More than a sweep has attempts, so that two sweeps with other seeds share no prompt."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -168,29 +172,49 @@ def _is_open(arguments: argparse.Namespace) -> bool:
 
 
 def _step(arguments: argparse.Namespace, server: Server, load: float, number: int) -> Done:
-    """One load. Raises UsageError."""
-    of_step = argparse.Namespace(**vars(arguments))
-    of_step.seed = _SEEDS * arguments.seed + number
-    of_step.requests = None
-    of_step.rate, of_step.concurrency = (load, None) if _is_open(arguments) else (None, int(load))
-    plan = flags.plan_of(of_step, of_step.concurrency)
+    """One load, again with more requests where a closed loop ran out. Raises UsageError."""
+    count: int | None = None
+    for attempt in range(_ATTEMPTS):
+        of_step = argparse.Namespace(**vars(arguments))
+        of_step.seed = _SEEDS * arguments.seed + _ATTEMPTS * number + attempt
+        of_step.requests = count
+        of_step.rate = load if _is_open(arguments) else None
+        of_step.concurrency = None if _is_open(arguments) else int(load)
+        plan = flags.plan_of(of_step, of_step.concurrency)
+        job = _job(of_step, server, plan, f"{arguments.label or server.target.model} at {load:g}")
+        # How many a closed loop sends is the server's doing; the step's own seed is told besides.
+        told = {"requests": None, "seed": arguments.seed, "step_seed": of_step.seed}
+        result = perform(replace(job, conditions={**job.conditions, **told}))
+        if not ran_out(result, plan):
+            break
+        sys.stderr.write(f"{len(job.requests)} requests were too few for {load:g} users\n")
+        count = _MORE * len(job.requests)
+    return judged(result, load, arguments.within)
+
+
+def _job(arguments: argparse.Namespace, server: Server, plan: Plan, label: str) -> Job:
+    """Raises UsageError."""
     try:
-        requests, conditions = workload(of_step, server, plan)
+        requests, conditions = workload(arguments, server, plan)
     except ValueError as odd:
         raise UsageError(str(odd)) from odd
-    result = perform(
-        Job(
-            server=server,
-            requests=requests,
-            plan=plan,
-            conditions={**conditions, "seed": arguments.seed, "step_seed": of_step.seed},
-            label=f"{arguments.label or server.target.model} at {load:g}",
-            slo=arguments.slo,
-            cores=arguments.cores,
-            quiet=arguments.quiet,
-        )
+    return Job(
+        server=server,
+        requests=requests,
+        plan=plan,
+        conditions=conditions,
+        label=label,
+        slo=arguments.slo,
+        cores=arguments.cores,
+        quiet=arguments.quiet,
     )
-    return judged(result, load, arguments.within)
+
+
+def ran_out(result: Run, plan: Plan) -> bool:
+    """Whether users of a closed loop had nothing more to send before the window's end."""
+    if plan.concurrency is None or plan.last_send_s is None or result.facts.get("cut_short"):
+        return False
+    return result.window_s[1] < plan.last_send_s
 
 
 def judged(result: Run, load: float, within: float) -> Done:
