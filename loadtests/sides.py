@@ -1,8 +1,9 @@
-"""Starts what loadtests/latency.py compares: `headwater serve`, and a plain vLLM server beside it.
+"""Starts servers to be measured: `headwater serve`, a plain vLLM server, and processes like them.
 
-Both get the same model, precision, limits and compute threads, as `headwater config` prints them.
-Each side is a process tree of its own that ends with the block. Must not import the product:
-it is met as a user meets it, by its command and by HTTP.
+Called by loadtests/latency.py and loadtests/compare. All get the same model, precision, limits and
+compute threads, as `headwater config` prints them. Each side is a process tree of its own that ends
+with the block. Must not import the product: it is met as a user meets it, by its command and by
+HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,50 @@ PLAIN_ENVIRONMENT = {
 
 
 class SideFailed(Exception):
-    """A server did not start; the message ends with its log's last lines."""
+    """A server did not start; the message has its command and its log's last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What every engine of a comparison gets alike. model: a folder; name: as clients call it."""
+
+    model: str
+    name: str
+    dtype: str
+    max_model_len: int
+    block_size_tokens: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    kv_cache_bytes: int
+    enforce_eager: bool
+
+    @classmethod
+    def of(cls, config: dict[str, Any], model: str, name: str) -> Limits:
+        """Headwater's own, from what `config --yaml` prints."""
+        engine = config["engine"]
+        return cls(
+            model=model,
+            name=name,
+            dtype=config["model"]["dtype"],
+            max_model_len=config["model"]["max_model_len"],
+            block_size_tokens=engine["block_size_tokens"],
+            max_num_batched_tokens=engine["max_num_batched_tokens"],
+            max_num_seqs=engine["max_num_seqs"],
+            kv_cache_bytes=engine["kv_cache_mib"] * _MIB,
+            enforce_eager=engine["enforce_eager"],
+        )
+
+    def flags(self) -> list[str]:
+        """As flags of vLLM's server, model and name apart."""
+        return [
+            *("--dtype", self.dtype, "--max-model-len", str(self.max_model_len)),
+            *("--block-size", str(self.block_size_tokens)),
+            *("--max-num-batched-tokens", str(self.max_num_batched_tokens)),
+            *("--max-num-seqs", str(self.max_num_seqs)),
+            *("--kv-cache-memory-bytes", str(self.kv_cache_bytes)),
+            *(("--enforce-eager",) if self.enforce_eager else ()),
+            "--disable-log-stats",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,58 +132,93 @@ def both_sides() -> Iterator[tuple[Side, Side]]:
             # The model's folder is what the server itself says that it serves.
             with urllib.request.urlopen(f"{ours.url}/v1/models", timeout=30) as answer:  # noqa: S310
                 (model,) = yaml.safe_load(answer.read())["data"]
-            with plain_vllm(Path(folder), config, model["root"], model["id"]) as theirs:
+            limits = Limits.of(config, model["root"], model["id"])
+            with plain_vllm(Path(folder), limits) as theirs:
                 yield theirs, ours
 
 
 @contextlib.contextmanager
-def headwater(folder: Path, config: dict[str, Any]) -> Iterator[Side]:
-    """`headwater serve` with its own settings, but for free ports and a state folder here."""
+def headwater(folder: Path, config: dict[str, Any], model: str | None = None) -> Iterator[Side]:
+    """`headwater serve` with its own settings, but for free ports and a state folder here.
+
+    model: another one than its configuration's.
+    """
     log = folder / "headwater.log"
     port = free_port()
     command = [
         *(sys.executable, "-m", "cluster.cli", "serve", "--state-dir", str(folder / "state")),
         *("--port", str(port), "--dashboard-port", "0"),
+        *(() if model is None else ("--model", model)),
     ]
     url = f"http://127.0.0.1:{port}"
     roles = ", ".join(f"{config['workers'][r]['replicas']} {r}" for r in ("prefill", "decode"))
-    with _running("Headwater", command, {}, log) as process:
-        _wait_for(f"{url}/ready", process, log)
+    with running("Headwater", command, {}, log) as process:
+        wait_for(f"{url}/ready", process, log)
         _wait_for_line("Next:", process, log)
         yield Side("Headwater", url, psutil.Process(process.pid), f"`serve`, {roles} worker(s)")
 
 
 @contextlib.contextmanager
-def plain_vllm(folder: Path, config: dict[str, Any], path: str, name: str) -> Iterator[Side]:
+def plain_vllm(folder: Path, limits: Limits) -> Iterator[Side]:
     """VLLM's own server with the same limits; scheduling and caching as it likes best."""
-    log = folder / "plain.log"
-    port = free_port()
-    engine = config["engine"]
-    flags = [
-        *("--dtype", config["model"]["dtype"]),
-        *("--max-model-len", str(config["model"]["max_model_len"])),
-        *("--block-size", str(engine["block_size_tokens"])),
-        *("--max-num-batched-tokens", str(engine["max_num_batched_tokens"])),
-        *("--max-num-seqs", str(engine["max_num_seqs"])),
-        *("--kv-cache-memory-bytes", str(engine["kv_cache_mib"] * _MIB)),
-        *(("--enforce-eager",) if engine["enforce_eager"] else ()),
-        "--disable-log-stats",
-    ]
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *("--model", path, "--served-model-name", name, *flags),
-    ]
-    url = f"http://127.0.0.1:{port}"
-    with _running("plain vLLM", command, PLAIN_ENVIRONMENT, log) as process:
-        _wait_for(f"{url}/health", process, log)
-        yield Side("plain vLLM", url, psutil.Process(process.pid), f"`{' '.join(flags)}`")
+    server = VllmServer("plain", limits)
+    with server.process(folder) as process:
+        server.wait(process)
+        yield server.side(process)
+
+
+class VllmServer:
+    """One of vLLM's own servers on a free port, that is started and then waited for.
+
+    Apart, so that several start at once. core: the one that its engine's thread is bound to, by
+    vLLM's own setting; None for none. Its log is NAME.log in the folder.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        *,
+        core: int | None = None,
+        flags: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.url = f"http://127.0.0.1:{free_port()}"
+        self._name = name
+        self._flags = [*limits.flags(), *flags]
+        self._model = (limits.model, limits.name)
+        bound = {} if core is None else {"VLLM_CPU_OMP_THREADS_BIND": str(core)}
+        self._environment = {**PLAIN_ENVIRONMENT, **bound, **(environment or {})}
+        self._log = Path()
+
+    @contextlib.contextmanager
+    def process(self, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """It, running but not ready; ends with the block."""
+        self._log = folder / f"{self._name}.log"
+        path, served = self._model
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+            *("--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]),
+            *("--model", path, "--served-model-name", served, *self._flags),
+        ]
+        with running(f"vLLM ({self._name})", command, self._environment, self._log) as process:
+            yield process
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it answers. Raises SideFailed."""
+        wait_for(f"{self.url}/health", process, self._log)
+
+    def side(self, process: subprocess.Popen[bytes]) -> Side:
+        """It, ready."""
+        flags = f"`{' '.join(self._flags)}`"
+        return Side("plain vLLM", self.url, psutil.Process(process.pid), flags)
 
 
 @contextlib.contextmanager
-def _running(
-    label: str, command: list[str], environment: dict[str, str], log: Path
+def running(
+    label: str, command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
+    """A process group of its own, its output in the log; told to end with the block."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -170,7 +249,8 @@ def free_port() -> int:
     return port
 
 
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the URL answers 200. Raises SideFailed where the process ends, or takes too long."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while True:
         _alive(process, log, deadline_s)
