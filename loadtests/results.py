@@ -74,7 +74,8 @@ class Section:
     """One benchmark's outcome.
 
     name: of the section's markers. conditions: a sentence each, n among them. missed: the targets
-    that were not met, in words; empty when all were.
+    that were not met, in words; empty when all were. reading: what may be said of the figures, a
+    sentence each, before everything else.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Section:
     conditions: tuple[str, ...]
     tables: tuple[Table, ...]
     missed: tuple[str, ...] = ()
+    reading: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +195,10 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _body(section: Section) -> list[str]:
-    lines = [f"## {section.title}", "", *(f"- {line}" for line in section.conditions)]
+    lines = [f"## {section.title}", ""]
+    if section.reading:
+        lines += [*(f"- **{line}**" for line in section.reading), ""]
+    lines += [f"- {line}" for line in section.conditions]
     for table in section.tables:
         lines += ["", *table.lines()]
     if section.missed:
