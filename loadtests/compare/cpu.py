@@ -1,92 +1,79 @@
 """CPU seconds of a set-up, of the load generator and of strangers. Used by measuring.py.
 
-A Meter of loadtests/load/runner.py: read at the begin and the end of the measured window.
+A Meter of loadtests/load/runner.py, as loadtests/load/cpu.py has one for a server at a URL. Here
+the processes are known, since they were started here, and what else the machine did is counted too:
+it takes the same cores.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import psutil
 
-from loadtests.compare.setups import Running, title_of
+from loadtests.compare.setups import Running
+from loadtests.load.cpu import GENERATOR, Reading, Readings, labelled, shares
 from loadtests.load.records import CpuShare
 
-GENERATOR = "load generator"
 STRANGERS = "other processes of the machine"
-_TITLE_CHARACTERS_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """CPU seconds so far. by_process: (pid, begin) → (label, is an engine, seconds)."""
+class Snapshot:
+    """At one moment: each process of ours, and how long all cores were busy since the boot."""
 
-    by_process: dict[tuple[int, float], tuple[str, bool, float]]
-    machine_s: float
+    readings: Readings
+    busy_s: float
 
 
-def read(running: Running) -> Reading:
+def snapshot(running: Running) -> Snapshot:
     """Of every process of the set-up, of this one, and of the machine as a whole."""
-    by_process = {_key(own): (GENERATOR, False, _cpu_s(own)) for own in (psutil.Process(),)}
-    for root in running.roots:
-        try:
-            tree = [root, *root.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            continue
-        for process in tree:
-            try:
-                label = running.engines.get(process.pid) or _short(title_of(process))
-                is_engine = process.pid in running.engines
-                by_process[_key(process)] = (label, is_engine, _cpu_s(process))
-            except psutil.NoSuchProcess:
-                continue
-    times = psutil.cpu_times()
-    idle_s = times.idle + getattr(times, "iowait", 0.0)
-    # Guests are in user and nice already.
-    machine_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    return Reading(by_process, machine_s - idle_s)
+    found: dict[tuple[int, float], Reading] = {}
+    for process in _processes(running.roots):
+        with contextlib.suppress(psutil.Error):
+            label, engine = labelled(process, running.roles, set())
+            found[process.pid, process.create_time()] = Reading(label, engine, _cpu_s(process))
+    own = psutil.Process()
+    found[own.pid, own.create_time()] = Reading(GENERATOR, engine=False, cpu_s=_cpu_s(own))
+    return Snapshot(found, _busy_s())
 
 
-def shares(before: Reading, after: Reading) -> tuple[CpuShare, ...]:
-    """By label, engines first; processes that ended in between count up to neither.
+def used(before: Snapshot, after: Snapshot) -> tuple[CpuShare, ...]:
+    """By label, the most first; what the machine did beyond these processes is a share too.
 
-    What the machine did beyond them is other people's work, or that of processes that ended.
+    A process of ours that ended in between is counted among the strangers.
     """
-    found: dict[tuple[str, bool], float] = {}
-    ours_s = 0.0
-    for key, (label, is_engine, cpu_s) in after.by_process.items():
-        _, _, earlier_s = before.by_process.get(key, ("", False, 0.0))
-        ours_s += cpu_s - earlier_s
-        found[label, is_engine] = found.get((label, is_engine), 0.0) + cpu_s - earlier_s
-    strangers_s = max(0.0, after.machine_s - before.machine_s - ours_s)
-    found[STRANGERS, False] = strangers_s
-    ranked = sorted(found.items(), key=lambda item: (not item[0][1], -item[1]))
-    return tuple(CpuShare(label, round(cpu_s, 3), engine) for (label, engine), cpu_s in ranked)
+    ours = shares(before.readings, after.readings)
+    strangers_s = after.busy_s - before.busy_s - sum(share.cpu_s for share in ours)
+    both = (*ours, CpuShare(STRANGERS, max(0.0, strangers_s), engine=False))
+    return tuple(sorted(both, key=lambda share: -share.cpu_s))
 
 
 @dataclass(slots=True)
-class ProcessMeter:
+class SetUpMeter:
     """Reads at both ends, in a thread: a look at 30 processes takes milliseconds."""
 
     running: Running
-    reads: Callable[[Running], Reading] = read
-    _before: Reading | None = field(default=None)
+    look: Callable[[Running], Snapshot] = snapshot
+    _before: Snapshot | None = field(default=None)
 
     async def begin(self) -> None:
-        self._before = await asyncio.to_thread(self.reads, self.running)
+        """Mutates."""
+        self._before = await asyncio.to_thread(self.look, self.running)
 
     async def end(self) -> tuple[CpuShare, ...]:
         """Empty where the set-up's processes cannot be seen."""
         assert self._before is not None
         if not self.running.roots:
             return ()
-        return shares(self._before, await asyncio.to_thread(self.reads, self.running))
+        return used(self._before, await asyncio.to_thread(self.look, self.running))
 
 
-def engines_cpu_s(cpu: tuple[CpuShare, ...]) -> float:
+def engines_cpu_s(cpu: Iterable[CpuShare]) -> float:
     """Of all engines."""
     return sum(share.cpu_s for share in cpu if share.engine)
 
@@ -96,8 +83,12 @@ def cores_usable() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _key(process: psutil.Process) -> tuple[int, float]:
-    return process.pid, process.create_time()
+def _processes(roots: Iterable[psutil.Process]) -> set[psutil.Process]:
+    found = set()
+    for root in roots:
+        with contextlib.suppress(psutil.Error):
+            found |= {root, *root.children(recursive=True)}
+    return found
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -105,7 +96,9 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _short(title: str) -> str:
-    """The program, or what a process calls itself, without paths."""
-    words = [word.rpartition("/")[2] for word in title.split()] or ["?"]
-    return " ".join(words)[:_TITLE_CHARACTERS_MAX]
+def _busy_s() -> float:
+    times = psutil.cpu_times()
+    idle_s = times.idle + getattr(times, "iowait", 0.0)
+    # Guests are in user and nice already.
+    counted_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+    return float(counted_s - idle_s)

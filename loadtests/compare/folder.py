@@ -4,6 +4,7 @@
     runs/ROUND-LABEL-LOAD.json a run each; a turn is done when all its loads are there
     budgets/BUDGET.json        the short runs that choose set-up (c)'s budget
     failed/ROUND-LABEL.json    a set-up that could not run: what was done, and what it said
+    found.json                 what was found out once, such as where the model lies
     logs/                      of every server
 
 So a comparison can be done in parts, and an interrupted one goes on where it was. Must not
@@ -116,7 +117,8 @@ class Folder:
         file = self.path / "plan.json"
         if file.exists():
             return dict(json.loads(file.read_text(encoding="utf-8")))
-        if self.path.exists() and any(self.path.iterdir()):
+        ours = {"found.json", "logs"}
+        if self.path.exists() and any(each.name not in ours for each in self.path.iterdir()):
             raise WrongFolder(f"{self.path} holds something else: name an empty or a new folder")
         return None
 

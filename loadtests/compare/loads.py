@@ -9,11 +9,11 @@ checked on what was measured (claims.py).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from loadtests.load.arrivals import arrivals
-from loadtests.load.lengths import Fixed, Lengths, Uniform
+from loadtests.load.lengths import Fixed, Uniform
 from loadtests.load.metrics import Summary
 from loadtests.load.records import Request
 from loadtests.load.token_prompts import Vocabulary
@@ -21,9 +21,8 @@ from loadtests.load.workloads import Shape, build, due
 
 RUNNING, LONG, SHORT = "running decodes", "long prompts", "short prompts"
 LONG_TOKENS = 1500
-PARTS = ("running", "long", "short", "warm long", "warm short")
-# More than a load has; those due after the window are left out.
-_COUNT_MOST = 1000
+# Of loads: name to group.
+PARTS = {"running": RUNNING, "long": LONG, "short": SHORT, "warm long": "", "warm short": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +45,7 @@ class Load:
     warmup_s: float
     measures: tuple[Measure, ...]
     requests: Callable[[int, float, Vocabulary], list[Request]]
+    """Of a seed, due within so many seconds."""
 
     def of(self, seed: int, round_number: int, window_s: float, words: Vocabulary) -> list[Request]:
         """The requests of one round, due within the warm-up and the window. Never empty."""
@@ -80,53 +80,60 @@ def _cached_share(summary: Summary) -> float | None:
 
 
 def _interference(seed: int, seconds: float, words: Vocabulary) -> list[Request]:
-    running = _random("running", seed, words, Fixed(64), Fixed(96), _poisson(0.6, seed), RUNNING)
     evenly = arrivals("gamma", 0.3, seed + 500, cv=0.5)
-    long = _random("long", seed, words, Fixed(LONG_TOKENS), Fixed(8), evenly, LONG)
-    return _merged(seconds, running, long)
+    return _merged(
+        _random("running", seed, words, (64, 64), (96, 96), _poisson(0.6, seed, seconds)),
+        _random("long", seed, words, (LONG_TOKENS,) * 2, (8, 8), _until(seconds, evenly)),
+    )
 
 
 def _shared_prefix(seed: int, seconds: float, words: Vocabulary) -> list[Request]:
+    times_s = _poisson(0.8, seed, seconds)
+    if not times_s:
+        return []
     shape = Shape(Uniform(32, 64), Fixed(16), prefixes=10, prefix_tokens=640)
-    asked = build("shared_prefix", count=_COUNT_MOST, seed=seed, vocabulary=words, shape=shape)
-    return _merged(seconds, due(asked, _poisson(0.8, seed)))
+    asked = build("shared_prefix", count=len(times_s), seed=seed, vocabulary=words, shape=shape)
+    return due(asked, times_s)
 
 
 def _mixed(seed: int, seconds: float, words: Vocabulary) -> list[Request]:
-    short = _random(
-        "short", seed, words, Uniform(64, 320), Uniform(32, 96), _poisson(0.45, seed), SHORT
+    often, seldom = _poisson(0.45, seed, seconds), _poisson(0.12, seed + 500, seconds)
+    return _merged(
+        _random("short", seed, words, (64, 320), (32, 96), often),
+        _random("long", seed, words, (600, 1200), (16, 64), seldom),
     )
-    long = _random(
-        "long", seed, words, Uniform(600, 1200), Uniform(16, 64), _poisson(0.12, seed + 500), LONG
-    )
-    return _merged(seconds, short, long)
 
 
-def _poisson(rate: float, seed: int) -> Iterable[float]:
-    return arrivals("poisson", rate, seed)
+def _poisson(rate: float, seed: int, seconds: float) -> list[float]:
+    return _until(seconds, arrivals("poisson", rate, seed))
+
+
+def _until(seconds: float, times_s: Iterable[float]) -> list[float]:
+    return list(itertools.takewhile(lambda at_s: at_s < seconds, times_s))
 
 
 def _random(
-    what: str,
+    part: str,
     seed: int,
     words: Vocabulary,
-    tokens_in: Lengths,
-    tokens_out: Lengths,
-    times_s: Iterable[float],
-    group: str,
+    tokens_in: tuple[int, int],
+    tokens_out: tuple[int, int],
+    times_s: Sequence[float],
 ) -> list[Request]:
+    """Unrelated requests of a part of a load, one at each time."""
+    if not times_s:
+        return []
     # One seed for two parts of a load would give them the same tokens.
-    own = seed * 10 + PARTS.index(what)
-    shape = Shape(tokens_in, tokens_out)
-    drawn = build("random", count=_COUNT_MOST, seed=own, vocabulary=words, shape=shape)
-    return [replace(request, group=group) for request in due(drawn, times_s)]
+    own = seed * len(PARTS) + list(PARTS).index(part)
+    shape = Shape(Uniform(*tokens_in), Uniform(*tokens_out))
+    drawn = build("random", count=len(times_s), seed=own, vocabulary=words, shape=shape)
+    return [replace(request, group=PARTS[part]) for request in due(drawn, times_s)]
 
 
-def _merged(seconds: float, *parts: list[Request]) -> list[Request]:
+def _merged(*parts: list[Request]) -> list[Request]:
     """In the order in which they are due, numbered anew."""
-    within = [each for each in itertools.chain(*parts) if each.due_s < seconds]
-    within.sort(key=lambda request: request.due_s)
-    return [replace(request, index=number) for number, request in enumerate(within)]
+    merged = sorted(itertools.chain(*parts), key=lambda request: request.due_s)
+    return [replace(request, index=number) for number, request in enumerate(merged)]
 
 
 LOADS = {
@@ -183,9 +190,6 @@ LOADS = {
 
 def warm_up(seed: int, words: Vocabulary) -> list[Request]:
     """Unrelated requests before the first load: first-time paths, the router's first samples."""
-    long = _random(
-        "warm long", seed, words, Fixed(LONG_TOKENS), Fixed(4), itertools.repeat(0.0), ""
-    )
-    short = _random("warm short", seed, words, Fixed(64), Fixed(16), itertools.repeat(0.0), "")
-    order = [each for group in zip(long[:4], short[:4], short[4:8], strict=True) for each in group]
-    return [replace(request, index=number) for number, request in enumerate(order)]
+    long = _random("warm long", seed, words, (LONG_TOKENS,) * 2, (4, 4), [0.0, 3.0, 6.0, 9.0])
+    short = _random("warm short", seed, words, (64, 64), (16, 16), [float(n) for n in range(8)])
+    return _merged(long, short)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loadtests.compare.cpu import ProcessMeter, cores_usable
+from loadtests.compare.cpu import SetUpMeter, cores_usable
 from loadtests.compare.loads import Load, warm_up
 from loadtests.compare.schedule import Turn
 from loadtests.compare.setups import Running, SetUp
@@ -100,7 +100,7 @@ async def _measured(
         await asyncio.sleep(PAUSE_S)
         requests = load.of(conditions.seed, turn.round, conditions.window_s, conditions.words)
         plan = Plan(warmup_s=load.warmup_s, duration_s=conditions.window_s)
-        outcome = await _driven(running, requests, plan, ProcessMeter(running))
+        outcome = await _driven(running, requests, plan, SetUpMeter(running))
         run = Run(
             label=set_up.title,
             conditions={**conditions.of(load), "complete": not outcome.cut_short},

@@ -17,7 +17,7 @@ import psutil
 from loadtests.compare import peers
 from loadtests.compare.mends import CORE_VARIABLE, MENDED
 from loadtests.compare.plain import TOLD, servers_up
-from loadtests.compare.setups import Place, Running, vllm_engines
+from loadtests.compare.setups import Place, Running
 from loadtests.sides import VllmServer, free_port, running, wait_for
 
 TRANSFER = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
@@ -78,10 +78,7 @@ class NixlPair:
             running("the pair's proxy", command, {}, log) as proxy,
         ):
             wait_for(f"{url}/health", proxy, log)
-            engines = vllm_engines(roots)
-            yield Running(
-                (url,), self.place.limits.name, (*roots, psutil.Process(proxy.pid)), engines
-            )
+            yield Running((url,), self.place.limits.name, (*roots, psutil.Process(proxy.pid)))
 
     def _environment(self, core: int) -> dict[str, str]:
         packages = self.place.packages

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from loadtests.compare.setups import Place, Running, vllm_engines
+from loadtests.compare.setups import Place, Running
 from loadtests.sides import VllmServer
 
 # Cached tokens are told by none of vLLM's servers unless asked.
@@ -52,12 +52,7 @@ class TwoPlain:
             VllmServer(f"plain-{core}", limits, core=core, flags=TOLD) for core in self.place.cores
         ]
         with servers_up(servers, folder) as roots:
-            yield Running(
-                urls=tuple(server.url for server in servers),
-                model=limits.name,
-                roots=roots,
-                engines=vllm_engines(roots),
-            )
+            yield Running(tuple(server.url for server in servers), limits.name, roots)
 
 
 @contextmanager

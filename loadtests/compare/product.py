@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtests.compare.setups import Running
+from loadtests.load.cpu import headwater_roles
 from loadtests.sides import headwater
 
 
@@ -41,13 +42,12 @@ class Headwater:
     @contextmanager
     def start(self, folder: Path) -> Iterator[Running]:
         with headwater(folder, self.config, self.model) as side:
-            status = _asked(f"{side.url}/headwater/status")
             (model,) = _asked(f"{side.url}/v1/models")["data"]
             yield Running(
                 urls=(side.url,),
                 model=model["id"],
                 roots=(side.process,),
-                engines={each["pid"]: f"{each['role']} worker" for each in status["workers"]},
+                roles=headwater_roles(side.url),
                 facts={"model_folder": model["root"]},
             )
 

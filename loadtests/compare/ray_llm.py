@@ -18,7 +18,7 @@ import psutil
 from loadtests.compare import peers
 from loadtests.compare.mends import CORE_VARIABLE, MENDED
 from loadtests.compare.nixl_pair import TRANSFER, UCX
-from loadtests.compare.setups import Place, Running, vllm_engines
+from loadtests.compare.setups import Place, Running
 from loadtests.sides import PLAIN_ENVIRONMENT, free_port, running, wait_for
 
 PREFIX_ROUTER = (
@@ -88,8 +88,7 @@ class RayLlm:
         url = f"http://127.0.0.1:{port}"
         with running("Ray Serve LLM", command, environment, log) as process:
             wait_for(f"{url}/v1/models", process, log)
-            root = psutil.Process(process.pid)
-            yield Running((url,), self.place.limits.name, (root,), vllm_engines((root,)))
+            yield Running((url,), self.place.limits.name, (psutil.Process(process.pid),))
 
     def arguments(self) -> dict[str, Any]:
         """Of build_pd_openai_app."""

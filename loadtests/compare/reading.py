@@ -19,6 +19,7 @@ from loadtests.load.records import Outcome, Run
 from loadtests.results import Table
 
 _OUTSIDE_SHOWN = 4
+_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ def _rounds(label: str, runs: Sequence[Run], measure: Measure) -> Rounds:
     overhead = [summarise(run).overhead_share for run in runs]
     return Rounds(
         label=f"({label})",
-        values=tuple(value for value in picked if value is not None),
+        # Rounded, so that equal gaps stay equal whatever their sums' last bits are.
+        values=tuple(round(value, _DIGITS) for value in picked if value is not None),
         overhead_share=_median(overhead),
         engines_share=_median([engines_share(run) for run in runs]),
         failed=sum(_failed(run) for run in runs),

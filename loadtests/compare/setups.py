@@ -23,14 +23,14 @@ class Running:
     """A set-up that answers.
 
     urls: asked in turn, request by request. model: as clients call it. roots: the processes that
-    were started; theirs are all below them. engines: label of each engine's process by pid, whose
-    CPU is what is measured; every other process is overhead. facts: told beside the figures.
+    were started; the others are below them. roles: label by pid, and whether it is an engine, where
+    titles do not tell it (vLLM's do); what is no engine is overhead. facts: told beside figures.
     """
 
     urls: tuple[str, ...]
     model: str
     roots: tuple[psutil.Process, ...] = ()
-    engines: Mapping[int, str] = field(default_factory=dict)
+    roles: Mapping[int, tuple[str, bool]] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -67,25 +67,3 @@ class Place:
     cores: tuple[int, ...]
     limits: Limits
     packages: Path
-
-
-def vllm_engines(roots: Sequence[psutil.Process]) -> dict[int, str]:
-    """The engines below these processes, by the titles that vLLM gives its own.
-
-    An engine is two processes: its core, which schedules, and its worker, which computes.
-    """
-    found = {}
-    for root in roots:
-        for process in root.children(recursive=True):
-            title = title_of(process)
-            if title.startswith(("VLLM::EngineCore", "VLLM::Worker")):
-                found[process.pid] = "engine"
-    return found
-
-
-def title_of(process: psutil.Process) -> str:
-    """What it calls itself; empty where it has gone."""
-    try:
-        return " ".join(process.cmdline()[:3]) or process.name()
-    except psutil.Error:
-        return ""

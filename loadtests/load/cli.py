@@ -19,7 +19,7 @@ from loadtests.load.errors import LoadError, UsageError
 from loadtests.load.flags import FindHere
 
 # In the order of the help. Each is the module loadtests.load.commands.NAME.
-COMMANDS = ("run", "replay", "sweep", "report")
+COMMANDS = ("run", "replay", "sweep", "report", "compare")
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
