@@ -48,5 +48,7 @@ def _only_model(root: str) -> str:
     except (URLError, OSError, ValueError, KeyError, TypeError) as failed:
         raise SideFailed(f"GET {url}: {failed}") from failed
     if len(offered) != 1:
-        raise SideFailed(f"GET {url}: {len(offered)} models ({', '.join(offered)}); name one")
+        raise SideFailed(
+            f"GET {url}: {len(offered)} models ({', '.join(offered)}); name one with --url-model"
+        )
     return offered[0]

@@ -70,20 +70,11 @@ def take_turn(
     with set_up.start(folder) as running:
         start_s = time.monotonic() - began_s
         say(f"{turn.name}: {set_up.title} is ready after {start_s:.0f} s")
-        told = {
-            **facts,
-            **running.facts,
-            "set_up": set_up.label,
-            "title": set_up.title,
-            "how": set_up.how,
-            "mended": list(set_up.mended),
-            "round": turn.round,
-            "start_s": round(start_s, 1),
-        }
-        return asyncio.run(_measured(set_up, turn, running, conditions, told, say))
+        told = {**facts, "start_s": round(start_s, 1)}
+        return asyncio.run(measured(set_up, turn, running, conditions, told, say))
 
 
-async def _measured(
+async def measured(
     set_up: SetUp,
     turn: Turn,
     running: Running,
@@ -91,6 +82,16 @@ async def _measured(
     facts: dict[str, Any],
     say: Say,
 ) -> list[tuple[Load, Run]]:
+    """Warm-up and loads of a set-up that runs. Raises WarmUpFailed."""
+    facts = {
+        **facts,
+        **running.facts,
+        "set_up": set_up.label,
+        "title": set_up.title,
+        "how": set_up.how,
+        "mended": list(set_up.mended),
+        "round": turn.round,
+    }
     seed = conditions.seed * 1_000 + turn.round
     plan = Plan(concurrency=WARM_UP_CONCURRENCY)
     warmed = await _driven(running, warm_up(seed, conditions.words), plan, None)

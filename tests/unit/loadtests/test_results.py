@@ -119,3 +119,10 @@ def test_the_setting_of_this_machine_is_complete() -> None:
     assert here.date and here.revision
     assert all(line.partition(": ")[2] for line in here.machine)
     assert any(version.startswith("ray ") for version in here.versions)
+
+
+def test_what_may_be_said_of_the_figures_stands_before_them(path: Path) -> None:
+    table = Table(("part", "ms"), (("all of it", "17"),))
+    write(path, Section("x", "About x", ("n = 3.",), (table,), reading=("Ours loses.",)), SETTING)
+    body = block(path.read_text(), "x")
+    assert body.index("**Ours loses.**") < body.index("n = 3.") < body.index("all of it")
