@@ -154,7 +154,8 @@ def headwater(folder: Path, config: dict[str, Any], model: str | None = None) ->
     roles = ", ".join(f"{config['workers'][r]['replicas']} {r}" for r in ("prefill", "decode"))
     with running("Headwater", command, {}, log) as process:
         wait_for(f"{url}/ready", process, log)
-        _wait_for_line("Next:", process, log)
+        # The greeting at the end of `serve` is a request too: not beside the first measurement.
+        wait_for_line("Next:", process, log)
         yield Side("Headwater", url, psutil.Process(process.pid), f"`serve`, {roles} worker(s)")
 
 
@@ -261,8 +262,8 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(POLL_S)
 
 
-def _wait_for_line(line: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """The greeting at the end of `serve` is a request too: not beside the first measurement."""
+def wait_for_line(line: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until the log has it. Raises SideFailed as wait_for does."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while line not in log.read_text(errors="replace"):
         _alive(process, log, deadline_s)

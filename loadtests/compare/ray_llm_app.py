@@ -17,6 +17,8 @@ from pathlib import Path
 # Ray's logical CPUs, of which it has an actor for each process; cores are bound otherwise.
 LOGICAL_CPUS = 16
 OBJECT_STORE_BYTES = 256 << 20
+SERVING = "the application serves"
+"""Printed when it does."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             serve.start(http_options={"host": "127.0.0.1", "port": options.port})
             serve.run(build_pd_openai_app(settings))
+            sys.stdout.write(f"{SERVING}\n")
+            sys.stdout.flush()
             asked_to_end.wait()
         finally:
             serve.shutdown()
