@@ -47,7 +47,8 @@ class NixlPair:
         return (
             "two of vLLM's own servers with NixlConnector (UCX over shared memory), and a proxy "
             "that does what vLLM's example does: the prompt to the prefill server with one token "
-            "to make, then to the decode server with where the KV is"
+            "to make, then to the decode server with where the KV is; cached tokens are the decode "
+            "server's, as it tells them"
         )
 
     @property

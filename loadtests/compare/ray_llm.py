@@ -49,7 +49,8 @@ class RayLlm:
         return (
             "Ray Serve LLM's build_pd_openai_app, accelerator_config kind cpu, one replica each "
             "of prefill, decode and ingress, PrefixCacheAffinityRouter, NixlConnector; its other "
-            "settings are its own, among them that it sends streamed tokens every 50 ms"
+            "settings are its own, among them that it sends streamed tokens every 50 ms; cached "
+            "tokens are the decode replica's, as it tells them"
         )
 
     @property

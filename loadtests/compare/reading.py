@@ -128,9 +128,9 @@ def sentences(findings_: Sequence[Finding], ours: str) -> list[str]:
     said += [f"{ours} wins: {_in_words(each)}." for each in better]
     undecided = by_verdict[Verdict.UNDECIDED]
     if undecided:
-        said.append(f"No difference beyond noise: {_listed(undecided)}.")
+        said.append(f"No difference beyond noise: {_listed(undecided, findings_)}.")
     said += [
-        f"No claim, since {why}: {_listed(some)}."
+        f"No claim, since {why}: {_listed(some, findings_)}."
         for why, some in _by_reason(by_verdict[Verdict.WITHHELD]).items()
     ]
     return said
@@ -150,12 +150,25 @@ def _interval(found: Claim) -> str:
     return f"{least:.2f} to {most:.2f}"
 
 
-def _listed(some: Iterable[Finding]) -> str:
-    """Such as: interference, TTFT p50 against (b), (c); …"""
-    against: dict[str, list[str]] = {}
+def _listed(some: Iterable[Finding], every: Sequence[Finding]) -> str:
+    """Such as: mixed (TTFT p50, ITL p99) against (b), (c); everything against (d)."""
+    whole = {(finding.load, finding.measure) for finding in every}
+    by_other: dict[str, list[Finding]] = {}
     for finding in some:
-        against.setdefault(f"{finding.load}, {finding.measure}", []).append(finding.claim.theirs)
-    return "; ".join(f"{what} against {', '.join(labels)}" for what, labels in against.items())
+        by_other.setdefault(finding.claim.theirs, []).append(finding)
+    against: dict[str, list[str]] = {}
+    for other, mine in by_other.items():
+        is_whole = {(finding.load, finding.measure) for finding in mine} == whole
+        what = "everything" if is_whole else _by_load(mine)
+        against.setdefault(what, []).append(other)
+    return "; ".join(f"{what} against {', '.join(others)}" for what, others in against.items())
+
+
+def _by_load(some: Iterable[Finding]) -> str:
+    measures: dict[str, list[str]] = {}
+    for finding in some:
+        measures.setdefault(finding.load, []).append(finding.measure)
+    return ", ".join(f"{load} ({', '.join(found)})" for load, found in measures.items())
 
 
 def _by_reason(withheld: Iterable[Finding]) -> dict[str, list[Finding]]:

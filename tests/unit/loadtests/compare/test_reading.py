@@ -57,7 +57,7 @@ def test_without_a_loss_that_is_said_and_equal_figures_are_within_noise() -> Non
     lines = said([*five("a", 100), *five("b", 200)])
     assert lines[0] == "Ours loses nowhere that a claim may be made."
     assert any(
-        line.startswith("No difference beyond noise: mixed, TPOT p50 against (b);")
+        line == "No difference beyond noise: mixed (TPOT p50, ITL p99) against (b)."
         for line in lines
     )
 
@@ -71,16 +71,21 @@ def test_without_a_loss_that_is_said_and_equal_figures_are_within_noise() -> Non
 )
 def test_no_claim_where_the_other_side_is_out_of_bounds(fields: dict[str, float], why: str) -> None:
     lines = said([*five("a", 100), *five("b", 200, **fields)])
-    assert len(lines) == 1
-    assert lines[0].startswith(f"No claim, since {why}: mixed, TTFT p50 against (b);")
+    assert lines == [f"No claim, since {why}: everything against (b)."]
 
 
 def test_no_claim_from_too_few_rounds_or_with_failed_requests() -> None:
     (few,) = said([*five("a", 100), *five("b", 200)[:4]])
-    assert few.startswith("No claim, since (b) has 4 of at least 5 rounds: ")
+    assert few == "No claim, since (b) has 4 of at least 5 rounds: everything against (b)."
     broken = run("b", 5, (sample(0), sample(1, outcome=Outcome.CUT)))
     (failed,) = said([*five("a", 100), *five("b", 200), broken])
-    assert failed.startswith("No claim, since 1 requests of (b) failed: ")
+    assert failed == "No claim, since 1 requests of (b) failed: everything against (b)."
+
+
+def test_others_of_which_the_same_is_said_are_named_together() -> None:
+    few = [*five("b", 200)[:4], *five("e", 300)[:4]]
+    lines = said([*five("a", 100)[:4], *few], ("a", "b", "e"))
+    assert lines == ["No claim, since (a) has 4 of at least 5 rounds: everything against (b), (e)."]
 
 
 def test_nothing_to_compare_is_said_so() -> None:
