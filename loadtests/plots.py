@@ -230,13 +230,13 @@ def from_zero(axes: Axes, which: Literal["x", "y", "both"] = "y") -> None:
 def logarithmic(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """Make one axis logarithmic, with plain numbers at its ticks; call it when all is drawn.
 
-    Its values must be above 0.
+    What is not above 0 lies left of (or below) all that is seen.
     """
     if which == "x":
-        axes.set_xscale("log")
+        axes.set_xscale("log", nonpositive="clip")
         axis: Axis = axes.xaxis
     else:
-        axes.set_yscale("log")
+        axes.set_yscale("log", nonpositive="clip")
         axis = axes.yaxis
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)

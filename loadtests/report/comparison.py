@@ -15,6 +15,7 @@ from typing import Any
 from loadtests.load.records import Run
 
 ABSENT = "(not told)"
+NONE = "–"
 # A sweep gives each step prompts of its own, or it would find those of the last one in a cache:
 # these are not equal, though the seed of the sweep is.
 OF_A_STEP = ("step_seed", "reusable_share")
@@ -59,22 +60,29 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def as_text(value: Any) -> str:  # noqa: ANN401  # whatever JSON holds
-    """A leaf as it is shown: words as they are, anything else as JSON."""
+    """A leaf for people to read; whether two are equal is not to be told from it."""
+    if value is None or value in ("", [], {}):
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list) and not any(isinstance(each, list | dict) for each in value):
+        return ", ".join(map(as_text, value))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def conditions(run: Run) -> dict[str, str]:
-    """All that must be equal, as text; 1 and 1.0 are equal, and 1 and "1" are not."""
+def conditions(run: Run) -> dict[str, Any]:
+    """All that must be equal, by its key."""
     leaves = flat(run.conditions)
     if run.cores:
         leaves.setdefault("cores", run.cores)
-    leaves |= {f"slo.{key}": value for key, value in run.slo.items()}
-    return {key: _canonical(value) for key, value in leaves.items()}
+    return {**leaves, **{f"slo.{key}": value for key, value in run.slo.items()}}
 
 
 def differences(runs: Sequence[Run]) -> tuple[Difference, ...]:
     """The conditions that are not the same in all, in the order in which they are first told."""
-    told = [conditions(run) for run in runs]
+    told = [{key: _exact(leaf) for key, leaf in conditions(run).items()} for run in runs]
     keys = dict.fromkeys(key for each in told for key in each)
     columns = ((key, tuple(each.get(key, ABSENT) for each in told)) for key in keys)
     return tuple(Difference(key, values) for key, values in columns if len(set(values)) > 1)
@@ -96,7 +104,8 @@ def compare(
     return Comparison(key, at, rest)
 
 
-def _canonical(value: Any) -> str:  # noqa: ANN401
+def _exact(value: Any) -> str:  # noqa: ANN401
+    """Equal for what is equal: 1 and 1.0 are, and 1 and "1" are not."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     # A word that reads as a number must not equal the number.
@@ -126,7 +135,7 @@ def _swept(names: Sequence[str], runs: Sequence[Run], wanted: str) -> tuple[str,
     for name, each in zip(names, leaves, strict=True):
         value = each.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            told = ABSENT if value is None else as_text(value)
+            told = ABSENT if key not in each else _exact(value)
             message = f"--across {key} needs a number in each run: in {name} it is {told}"
             raise ValueError(message)  # noqa: TRY004  # of the file's content
         at.append(float(value))

@@ -19,7 +19,7 @@ from loadtests.report.numbers import RULE, count, percentile
 
 SERIES_MAX = 12
 """More lines than this cannot be told apart in one plot."""
-_WIDE = 20.0
+_WIDE = 5.0
 _ROW_IN = 0.32
 _SHOWN = ("p50", "p95")
 
@@ -50,9 +50,9 @@ def distributions(shown: Sequence[Entry], comparison: Comparison) -> Iterator[Dr
         )
         for index, (label, some_values) in enumerate(found.items()):
             plots.cdf(axes, some_values, label, index)
-        _widen(axes, [value for each in found.values() for value in each])
+        aside = _widen(axes, [value for each in found.values() for value in each])
         plots.legend(axes)
-        caption = f"Of measured requests that succeeded; n counts {latency.what}."
+        caption = f"Of measured requests that succeeded; n counts {latency.what}.{aside}"
         if any(len(some) > 1 for some in drawn.values()):
             caption += " Runs of one label are drawn as one line of all their samples."
         if len(series) > len(drawn):
@@ -214,13 +214,15 @@ def _dots(
     yield Drawing(plots.svg(figure, name.replace(" ", "-")), f"A point is a run. {caption}")
 
 
-def _widen(axes: Axes, found: Sequence[float]) -> None:
-    """Logarithmic where a few large values would press the rest to the left."""
-    above = [value for value in found if value > 0]
-    if len(above) == len(found) and max(above) > _WIDE * min(above):
-        plots.logarithmic(axes)
-    else:
+def _widen(axes: Axes, found: Sequence[float]) -> str:
+    """Logarithmic where a few large values would press the rest to the left; what to say of it."""
+    above = sorted(value for value in found if value > 0)
+    if not above or above[-1] < _WIDE * above[len(above) // 2]:
         plots.from_zero(axes, "x")
+        return ""
+    plots.logarithmic(axes)
+    zeros = len(found) - len(above)
+    return f" The axis is logarithmic: {count(zeros)} values of 0 lie left of it." if zeros else ""
 
 
 def _of(latency: Latency) -> str:

@@ -10,10 +10,10 @@ from statistics import median
 
 from loadtests.load import metrics
 from loadtests.load.metrics import Spread, Summary
+from loadtests.report.comparison import NONE
 from loadtests.report.entries import LATENCIES, Entry, by_series, values
 from loadtests.report.numbers import (
     LEAST_N,
-    NONE,
     RULE,
     count,
     number,

@@ -7,6 +7,7 @@ expectation: p50 from 2, p90 from 10, p95 from 20, p99 from 100. Otherwise the l
 from __future__ import annotations
 
 from loadtests.load.metrics import Spread
+from loadtests.report.comparison import NONE
 
 LEAST_N = {"p50": 2, "p90": 10, "p95": 20, "p99": 100}
 RULE = (
@@ -14,7 +15,6 @@ RULE = (
     + ", ".join(f"{name} from {least}" for name, least in LEAST_N.items())
     + "."
 )
-NONE = "–"
 _TEN = 10.0
 _HUNDRED = 100.0
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from loadtests.report import tables
-from loadtests.report.comparison import Comparison, conditions
+from loadtests.report.comparison import NONE, Comparison, as_text, conditions
 from loadtests.report.drawings import Drawing, distributions, side_by_side, sweep
 from loadtests.report.entries import Entry
 from loadtests.report.timelines import timeline
 
 TIMELINES_MAX = 12
-_UNDER_CHARACTERS = 260
+_UNDER_CHARACTERS = 220
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def render(shown: Sequence[Entry], comparison: Comparison, title: str = "") -> s
 
 def under(shown: Sequence[Entry]) -> str:
     """The conditions that all runs share, in one line, to stand beside figures."""
-    told = [conditions(entry.run) for entry in shown]
+    told = [{k: as_text(v) for k, v in conditions(entry.run).items()} for entry in shown]
     same = {key: value for key, value in told[0].items() if all(e.get(key) == value for e in told)}
-    text = " · ".join(f"{key} {value}" for key, value in same.items())
+    text = " · ".join(f"{key} {value}" for key, value in same.items() if value != NONE)
     if len(text) > _UNDER_CHARACTERS:
         text = f"{text[:_UNDER_CHARACTERS].rpartition(' · ')[0]} · … (all in the table)"
     return text

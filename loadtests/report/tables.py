@@ -7,16 +7,17 @@ what was counted. Must not: average over runs, or put a failed request into a la
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from loadtests.load import metrics
 from loadtests.load.metrics import SLO_METRICS, Spread
 from loadtests.load.records import Outcome
-from loadtests.report.comparison import ABSENT, Comparison, as_text, conditions, flat
+from loadtests.report.comparison import ABSENT, NONE, Comparison, as_text, conditions, flat
 from loadtests.report.entries import Entry
 from loadtests.report.latency_tables import groups, lag, latencies, repeats
 from loadtests.report.numbers import (
-    NONE,
     RULE,
     count,
     number,
@@ -34,7 +35,7 @@ _DETAIL_CHARACTERS = 300
 
 def sheets(shown: Sequence[Entry], comparison: Comparison) -> list[Sheet]:
     """All tables, in the order of the report."""
-    return [
+    made = [
         overview(shown),
         *([] if comparison.across else repeats(shown)),
         *settings("conditions", "Conditions", shown, [conditions(e.run) for e in shown]),
@@ -49,6 +50,20 @@ def sheets(shown: Sequence[Entry], comparison: Comparison) -> list[Sheet]:
         cpu(shown),
         lag(shown),
     ]
+    return [_of_one_run(sheet) for sheet in made] if len(shown) == 1 else made
+
+
+def _of_one_run(sheet: Sheet) -> Sheet:
+    """Without the column that would say the run's name in each row."""
+    columns = sheet.table.columns
+    if sheet.heads == 1 or "run" not in columns:
+        return sheet
+    at = columns.index("run")
+    rows = tuple((*row[:at], *row[at + 1 :]) for row in sheet.table.rows)
+    if at == 0:
+        return sheet
+    table = Table((*columns[:at], *columns[at + 1 :]), rows, sheet.table.title)
+    return replace(sheet, table=table, heads=sheet.heads - 1)
 
 
 def title_of(shown: Sequence[Entry]) -> str:
@@ -105,9 +120,10 @@ def warnings(shown: Sequence[Entry]) -> list[str]:
 
 
 def settings(
-    key: str, title: str, shown: Sequence[Entry], told: Sequence[dict[str, str]]
+    key: str, title: str, shown: Sequence[Entry], leaves: Sequence[Mapping[str, Any]]
 ) -> Iterator[Sheet]:
     """What all runs have in common, a row a key, and what they have not, a row a run."""
+    told = [{name: as_text(leaf) for name, leaf in each.items()} for each in leaves]
     keys = dict.fromkeys(name for each in told for name in each)
     same = [name for name in keys if len({each.get(name, ABSENT) for each in told}) == 1]
     apart = [name for name in keys if name not in same]
@@ -264,9 +280,8 @@ def _cell(spread: Spread | None, name: str) -> str:
     return NONE if spread is None else percentile_text(spread, name)
 
 
-def _facts(entry: Entry) -> dict[str, str]:
-    told = {key: as_text(value) for key, value in flat(entry.run.facts).items()}
-    return {**told, "file": entry.file}
+def _facts(entry: Entry) -> dict[str, Any]:
+    return {**flat(entry.run.facts), "file": entry.file}
 
 
 def _met(entry: Entry) -> tuple[str, str, str]:

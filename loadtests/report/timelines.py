@@ -19,7 +19,7 @@ from loadtests.load.records import Outcome, Run, Sample
 from loadtests.report.drawings import Drawing
 from loadtests.report.numbers import count
 
-BINS_MAX = 60
+BINS_MAX = 40
 POINTS_MAX = 1500
 _WIDTHS_S = tuple(step * 10.0**power for power in range(-2, 6) for step in (1, 2, 5))
 _TIME = "time since the run began (s)"

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from loadtests.report.comparison import ABSENT, Comparison, Incomparable, compare, differences
+from loadtests.report.comparison import (
+    ABSENT,
+    Comparison,
+    Incomparable,
+    as_text,
+    compare,
+    differences,
+)
 from tests.unit.loadtests.report.made_runs import CONDITIONS, run
 
 
@@ -116,3 +123,22 @@ def test_many_differences_and_long_values_do_not_fill_the_screen() -> None:
     assert len(text.splitlines()) < 30
     assert "and 80 conditions more" in text
     assert all(len(line) < 250 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("64", "64"),
+        (None, "–"),
+        ("", "–"),
+        ([], "–"),
+        (True, "yes"),
+        (0.70744680851, "0.707447"),
+        (2.0, "2"),
+        (1048576, "1048576"),
+        (["one", 2, None], "one, 2, –"),
+        ([[1]], "[[1]]"),
+    ],
+)
+def test_a_value_is_shown_as_people_write_it(value: Any, shown: str) -> None:
+    assert as_text(value) == shown

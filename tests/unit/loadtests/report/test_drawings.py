@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtests import plots
-from loadtests.load.records import Outcome, Run
+from loadtests.load.records import Chunk, Outcome, Run
 from loadtests.report.comparison import Comparison, compare
 from loadtests.report.drawings import distributions, side_by_side, sweep
 from loadtests.report.entries import Entry, entries
@@ -138,3 +139,19 @@ def test_nothing_stands_beside_a_single_run(drawn: dict[str, Axes]) -> None:
     shown, _ = of(run())
     assert not list(side_by_side(shown))
     assert not drawn
+
+
+def test_an_axis_is_logarithmic_only_where_a_tail_needs_it_and_zeros_are_told(
+    drawn: dict[str, Axes],
+) -> None:
+    even = [sample(n, ttft_s=0.1 + n / 100) for n in range(10)]
+    list(distributions(*of(run(even))))
+    assert drawn["cdf-ttft_ms"].get_xscale() == "linear"
+    tail = [*even, sample(11, ttft_s=9.0), replace(sample(12), chunks=(Chunk(0.1, 5),))]
+    drawings = list(distributions(*of(run(tail))))
+    assert drawn["cdf-ttft_ms"].get_xscale() == "log"
+    assert drawn["cdf-itl_ms"].get_xscale() == "linear"
+    slow = sample(13, gap_s=1.0)
+    drawings = list(distributions(*of(run([*tail, slow]))))
+    assert drawn["cdf-itl_ms"].get_xscale() == "log"
+    assert "4 values of 0 lie left of it" in drawings[2].caption

@@ -65,7 +65,7 @@ def test_a_failed_request_is_in_flight_and_a_mark_and_nothing_else(drawn: dict[s
     measured = lines(drawn["ttft"])["measured (n = 1)"]
     assert measured[1] == [pytest.approx(100.0)]
     ((_, tokens),) = lines(drawn["tokens"]).values()
-    assert sum(tokens) * 0.1 == pytest.approx(5.0)
+    assert sum(tokens) * 0.2 == pytest.approx(5.0)
     assert "failed (n = 1)" in lines(drawn["requests"])
     assert max(lines(drawn["in-flight"]).popitem()[1][1]) == 1.0
 
