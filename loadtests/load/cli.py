@@ -50,14 +50,10 @@ def main(
 ) -> int:
     """Runs one command and returns its exit code. find_here's errors are its owner's."""
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(prog, words[0] if words else "")
     if not words:
-        parser.print_help(sys.stderr)
+        build_parser(prog).print_help(sys.stderr)
         return EXIT_USAGE
-    if words[0] not in COMMANDS and not words[0].startswith("-"):
-        near = difflib.get_close_matches(words[0], COMMANDS, n=1)
-        parser.error(f"there is no command {words[0]}{f' (did you mean {near[0]}?)' * bool(near)}")
-    arguments = parser.parse_args(words)
+    arguments = parse(words, prog)
     arguments.find_here = find_here
     try:
         code = _command(arguments.command).run(arguments)
@@ -71,6 +67,27 @@ def main(
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return code
+
+
+def parse(words: Sequence[str], prog: str) -> argparse.Namespace:
+    """The command and its flags. Ends the process where they cannot be understood."""
+    chosen = words[0]
+    parser = build_parser(prog, chosen)
+    if chosen not in COMMANDS and not chosen.startswith("-"):
+        parser.error(f"there is no command {chosen}{_did_you_mean(chosen, COMMANDS)}")
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        inner = Parser(prog=f"{prog} {arguments.command}", add_help=False)
+        _command(arguments.command).add_arguments(inner)
+        flags = [flag for action in inner._actions for flag in action.option_strings]  # noqa: SLF001 - argparse tells them in no other way
+        hint = _did_you_mean(unknown[0].partition("=")[0], flags)
+        inner.error(f"{arguments.command} takes no {' '.join(unknown)}{hint}")
+    return arguments
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def build_parser(prog: str, chosen: str = "") -> argparse.ArgumentParser:

@@ -128,18 +128,22 @@ class Run:
         """Raises ValueError where the file is no run of this format, naming what is wrong."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
-                raise ValueError(f"{path} has no format {FORMAT!r}: it is not a run of this tool")
+        except ValueError as error:  # no UTF-8, or no JSON
+            raise ValueError(f"{path} is not a run of this tool: {error}") from error
+        if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
+            raise ValueError(f"{path} has no format {FORMAT!r}: it is not a run of this tool")
+        try:
+            begin_s, end_s = data["window_s"]
             return cls(
                 **{
                     **data,
-                    "window_s": tuple(data["window_s"]),
+                    "window_s": (begin_s, end_s),
                     "samples": tuple(_sample(each) for each in data["samples"]),
                     "cpu": tuple(CpuShare(**each) for each in data["cpu"]),
                 }
             )
-        except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path} is not a run of this tool: {error}") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged run of this tool: {error!r}") from error
 
 
 def _sample(data: dict[str, Any]) -> Sample:

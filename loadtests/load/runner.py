@@ -197,8 +197,11 @@ class Driver:
             await asyncio.wait((sending, stopping, deadline), return_when=asyncio.FIRST_COMPLETED)
             ended_s = self.clock()
             cut_short = ""
+            last_s = self.plan.last_send_s
             if sending.done():
                 sending.result()
+                if last_s is not None and ended_s < last_s:
+                    cut_short = f"the workload was over after {ended_s:.1f} s: give more requests"
             else:
                 why = "stopped" if stopping.done() else "the deadline was reached"
                 cut_short = f"{why} after {ended_s:.1f} s, with {self._in_flight} in flight"

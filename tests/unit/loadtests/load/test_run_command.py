@@ -104,7 +104,7 @@ def test_a_session_is_one_arrival_of_an_open_loop(
     server: tuple[StubServer, str], tmp_path: Path
 ) -> None:
     output = tmp_path / "run.json"
-    words = ("--workload", "conversations", "--turns", "3", "--think", "0", "--rate", "20")
+    words = ("--workload", "conversations", "--turns", "3", "--think-s", "0", "--rate", "20")
     words += ("--arrival", "constant", "--duration-s", "0.51", "--output", str(output))
     assert run(server[1], *words) == 0
     assert len(Run.read(output).samples) >= 20
@@ -209,6 +209,7 @@ def test_what_cannot_be_done_is_one_line(
         (["run", "--failures-max", "2"], "is no share from 0 to 1"),
         (["run", "--rate", "1", "--concurrency", "1"], "not allowed with"),
         (["rum"], "did you mean run?"),
+        (["run", "--request", "3"], "run takes no --request 3 (did you mean --requests?)"),
     ],
 )
 def test_a_flag_that_is_wrong_is_one_line(

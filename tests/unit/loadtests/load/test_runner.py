@@ -171,6 +171,12 @@ def test_a_closed_loop_ends_with_the_duration() -> None:
     assert found.window_s == (0, 5)
 
 
+def test_a_closed_loop_that_runs_out_of_requests_says_so() -> None:
+    found = run([request(0, 2), request(1, 2)], Plan(concurrency=1, duration_s=60.0))
+    assert found.cut_short == "the workload was over after 4.0 s: give more requests"
+    assert found.window_s == (0, 4)
+
+
 def test_a_turn_whose_time_comes_after_the_duration_is_not_sent() -> None:
     found = run([request(0), request(1, follows=0, think_s=9.0)], Plan(duration_s=5.0))
     assert (len(found.samples), found.unsent) == (1, 1)
