@@ -167,6 +167,7 @@ class Driver:
     _in_flight: int = 0
     _sent: int = 0
     _cpu: tuple[CpuShare, ...] = ()
+    _is_reading: bool = False
 
     def __post_init__(self) -> None:
         if not self.requests:
@@ -307,18 +308,18 @@ class Driver:
             await self._read_meter()
 
     async def _end_of_window(self, measuring: asyncio.Task[None]) -> None:
-        if measuring.done():
-            measuring.result()
-        else:
+        if not measuring.done() and not self._is_reading:
             measuring.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await measuring
+        # A reading that has begun takes its time: ended half-way, its seconds would be lost.
+        with contextlib.suppress(asyncio.CancelledError):
+            await measuring
         await self._read_meter()
 
     async def _read_meter(self) -> None:
         if self.meter is not None and self.is_metering:
-            self.is_metering = False
+            self.is_metering, self._is_reading = False, True
             self._cpu = await self.meter.end()
+            self._is_reading = False
 
     def _window(self, ended_s: float) -> tuple[float, float]:
         """From the warm-up's end, or the first request, to the duration's end, or the last one."""

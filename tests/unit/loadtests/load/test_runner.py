@@ -232,6 +232,21 @@ def test_cpu_is_read_at_both_ends_of_the_window(plan: Plan, ends_s: float) -> No
     assert found.cpu == CPU
 
 
+@pytest.mark.parametrize("reading_s", [0.0, 0.1, 5.0])
+def test_cpu_is_known_however_long_its_reading_takes(reading_s: float) -> None:
+    class Slow(FakeMeter):
+        async def end(self) -> tuple[CpuShare, ...]:
+            found = await super().end()
+            await asyncio.sleep(reading_s)
+            return found
+
+    meter = Slow()
+    # The last answer ends just as the window does, before, and while the meter is being read.
+    for n in (2, 3, 4):
+        found = run([request(0, n)], Plan(warmup_s=0.0, duration_s=3.0), meter=meter)
+        assert found.cpu == CPU
+
+
 def test_cpu_of_a_run_that_never_came_to_its_window_is_unknown() -> None:
     meter = FakeMeter()
     found = run([request(0)], Plan(warmup_s=60.0), meter=meter)
