@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime as dt
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
@@ -27,7 +29,7 @@ from loadtests.load.cpu import LocalMeter, is_local
 from loadtests.load.errors import NoServer, UsageError
 from loadtests.load.flags import FindHere, api_key, target_of
 from loadtests.load.live import Progress, shown
-from loadtests.load.metrics import per_device, summarise
+from loadtests.load.metrics import Summary, per_device, summarise
 from loadtests.load.records import Request, Run
 from loadtests.load.runner import Plan, drive
 from loadtests.load.summary_text import lines
@@ -36,6 +38,7 @@ from loadtests.results import Setting
 EXIT_FAILURES = 1
 EXIT_INTERRUPTED = 130
 ASK_TIMEOUT_S = 10.0
+OUTPUT_FOLDER = Path("results")
 NO_URL = "--url: which server? Give its URL, such as http://127.0.0.1:8000"
 
 
@@ -95,23 +98,38 @@ def perform(job: Job) -> Run:
     return asyncio.run(_perform(job))
 
 
-def conclude(run: Run, arguments: argparse.Namespace) -> int:
-    """Save the run, print its figures; the exit code."""
+def check_output(arguments: argparse.Namespace) -> None:
+    """Before the run, since it may be a long one. Raises UsageError."""
     if arguments.output is not None:
         try:
             arguments.output.parent.mkdir(parents=True, exist_ok=True)
-            run.save(arguments.output)
         except OSError as failed:
             raise UsageError(f"--output: {failed}") from failed
+        if not os.access(arguments.output.parent, os.W_OK) or arguments.output.is_dir():
+            raise UsageError(f"--output: {arguments.output} cannot be written")
+
+
+def conclude(run: Run, arguments: argparse.Namespace) -> int:
+    """Print the run's figures and keep it; the exit code. Raises UsageError."""
     summary = summarise(run)
     by_device = None
     if arguments.devices is not None:
         prefill, decode = arguments.devices
         by_device = per_device(summary, prefill_devices=prefill, decode_devices=decode)
     sys.stdout.write("\n".join(lines(run, summary, by_device)) + "\n")
-    if arguments.output is not None:
-        sys.stdout.write(f"written to {arguments.output}\n")
     sys.stdout.flush()
+    path = arguments.output or OUTPUT_FOLDER / f"load-{dt.datetime.now(dt.UTC):%Y%m%d-%H%M%S}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run.save(path)
+    except OSError as failed:
+        raise UsageError(f"--output: {failed}") from failed
+    sys.stdout.write(f"written to {path}\n")
+    sys.stdout.flush()
+    return _exit_code(run, summary, arguments.failures_max)
+
+
+def _exit_code(run: Run, summary: Summary, failures_max: float) -> int:
     if run.facts.get("interrupted"):
         return EXIT_INTERRUPTED
     if not summary.requests:
@@ -119,10 +137,10 @@ def conclude(run: Run, arguments: argparse.Namespace) -> int:
         return EXIT_FAILURES
     # Not 1 - success_share, which is above 0.01 for one of a hundred.
     failed_share = (summary.requests - summary.succeeded) / summary.requests
-    if failed_share > arguments.failures_max:
+    if failed_share > failures_max:
         sys.stderr.write(
             f"{failed_share:.1%} of {summary.requests} requests failed, more than "
-            f"--failures-max {arguments.failures_max:g}\n"
+            f"--failures-max {failures_max:g}\n"
         )
         return EXIT_FAILURES
     return 0

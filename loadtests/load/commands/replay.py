@@ -18,7 +18,7 @@ from typing import Any
 from loadtests.load import flags, workload_flags
 from loadtests.load.cached_share import compare, foretold, lines
 from loadtests.load.errors import UsageError
-from loadtests.load.execution import Job, conclude, perform, server_of
+from loadtests.load.execution import Job, check_output, conclude, perform, server_of
 from loadtests.load.hit_ratio import reuse
 from loadtests.load.token_prompts import Vocabulary, Words
 from loadtests.load.trace_requests import CLIP, DROP, Replay, Scaling, make, time_scale_for
@@ -126,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(arguments)
     plan = flags.plan_of(arguments, arguments.concurrency)
+    check_output(arguments)
     server = server_of(arguments, arguments.find_here)
     try:
         vocabulary = workload_flags.vocabulary_of(arguments, server.card)

@@ -13,7 +13,7 @@ from typing import Any
 from loadtests.load import flags, workload_flags, workloads
 from loadtests.load.arrivals import KINDS, arrivals
 from loadtests.load.errors import UsageError
-from loadtests.load.execution import Job, Server, conclude, perform, server_of
+from loadtests.load.execution import Job, Server, check_output, conclude, perform, server_of
 from loadtests.load.records import Request
 from loadtests.load.runner import Plan
 
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises UsageError, NoServer."""
     users = 1 if arguments.concurrency is None else arguments.concurrency
     plan = flags.plan_of(arguments, users if arguments.rate is None else None)
+    check_output(arguments)
     server = server_of(arguments, arguments.find_here)
     try:
         requests, conditions = workload(arguments, server, plan)

@@ -16,6 +16,11 @@ from tests.unit.loadtests.load.stub_thread import stub
 ONE = ("--token-ids", "1000:2000", "--input-tokens", "8", "--output-tokens", "2", "--requests", "1")
 
 
+@pytest.fixture(autouse=True)
+def _runs_are_kept_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def running_at(url: str, state_dir: Path) -> None:
     pid = os.getpid()
     ticks = running.started_ticks(pid)

@@ -17,6 +17,7 @@ from loadtests.load import cli
 from loadtests.load.flags import Here
 from loadtests.load.records import Outcome, Run
 from loadtests.load.stub_server import Fault, Script, StubServer
+from loadtests.results import ROOT
 from tests.unit.loadtests.load.stub_thread import stub
 
 IDS = ("--token-ids", "1000:2000", "--input-tokens", "40", "--output-tokens", "6")
@@ -123,6 +124,22 @@ def test_a_run_by_device_names_its_units(
     assert "by device, all 4:" in printed
 
 
+def test_each_run_is_kept_even_where_no_file_was_named(
+    server: tuple[StubServer, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(server[1], "--requests", "2") == 0
+    (found,) = (tmp_path / "results").iterdir()
+    assert f"written to results/{found.name}\n" in capsys.readouterr().out
+    assert len(Run.read(found).samples) == 2
+
+
+def test_a_file_that_cannot_be_written_is_found_before_anything_is_sent(
+    server: tuple[StubServer, str],
+) -> None:
+    assert run(server[1], "--output", "/proc/no/run.json") == cli.EXIT_USAGE
+    assert server[0].log == []
+
+
 def test_text_goes_to_chat(server: tuple[StubServer, str]) -> None:
     words = ["--text", "--api", "chat", "--plain-api", "--requests", "2"]
     assert cli.main(["run", "--url", server[1], *words]) == 0
@@ -152,17 +169,14 @@ def test_ctrl_c_keeps_what_was_measured_and_says_that_it_was_cut_short(tmp_path:
     faults = (Fault.NONE, Fault.NONE, Fault.STALL)
     with stub(Script(faults=faults)) as (served, url):
         command = [sys.executable, "-m", "loadtests", "run", "--url", url, *IDS]
-        process = subprocess.Popen(
-            [*command, "--requests", "9", "--output", str(output), "--quiet"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        waiting = threading.Event()
-        while len(served.log) < len(faults):  # until the third one is there, and stalls
-            assert process.poll() is None
-            waiting.wait(0.01)
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=60)
+        command += ["--requests", "9", "--output", str(output), "--quiet"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+            waiting = threading.Event()
+            while len(served.log) < len(faults):  # until the third one is there, and stalls
+                assert process.poll() is None
+                waiting.wait(0.01)
+            process.send_signal(signal.SIGINT)
+            printed, _ = process.communicate(timeout=60)
     assert process.returncode == cli.EXIT_INTERRUPTED
     found = Run.read(output)
     assert [sample.index for sample in found.samples] == [0, 1]
@@ -184,7 +198,8 @@ def test_ctrl_c_keeps_what_was_measured_and_says_that_it_was_cut_short(tmp_path:
         (["--concurrency", "0"], "at least 1 user"),
         (["--rate", "-1"], "rate of arrivals is above 0"),
         (["--prefixes", "2"], "workload random takes no --prefixes"),
-        (["--output", "/proc/no/run.json", "--requests", "1"], "--output:"),
+        (["--output", "/proc/no/run.json"], "--output:"),
+        (["--output", "/"], "--output: / cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
