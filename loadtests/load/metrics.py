@@ -259,6 +259,11 @@ def _overhead_share(run: Run, length_s: float) -> float | None:
 def _warnings(run: Run, good: Sequence[Sample], lag: Spread | None) -> Iterable[str]:
     if run.facts.get("cut_short"):
         yield f"cut short: {run.facts['cut_short']}"
+    if run.facts.get("unsent_due"):
+        yield (
+            f"{run.facts['unsent_due']} requests whose time came were never sent: as many were in "
+            "flight as may be, so the load was not the one that was asked for"
+        )
     if not good:
         yield "no measured request succeeded: there is no latency to tell"
     if lag is not None and lag.p99 > LAG_WARNING_MS:

@@ -127,7 +127,12 @@ async def drive(
     return Run(
         label=label,
         conditions={**(conditions or {}), "complete": not outcome.cut_short},
-        facts={**(facts or {}), "cut_short": outcome.cut_short, "unsent": outcome.unsent},
+        facts={
+            **(facts or {}),
+            "cut_short": outcome.cut_short,
+            "unsent": outcome.unsent,
+            "unsent_due": outcome.unsent_due,
+        },
         window_s=outcome.window_s,
         samples=outcome.samples,
         cores=cores,
@@ -138,13 +143,18 @@ async def drive(
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """What a Driver brought back. cut_short: why, or empty. unsent: requests never sent."""
+    """What a Driver brought back.
+
+    cut_short: why, or empty. unsent: requests never sent; unsent_due: of these, those whose time
+    came, and for which there was no place in flight.
+    """
 
     samples: tuple[Sample, ...]
     window_s: tuple[float, float]
     cpu: tuple[CpuShare, ...]
     cut_short: str
     unsent: int
+    unsent_due: int
 
 
 @dataclass(slots=True)
@@ -166,6 +176,7 @@ class Driver:
     _followers: dict[int, list[Request]] = field(default_factory=dict)
     _in_flight: int = 0
     _sent: int = 0
+    _unsent_due: int = 0
     _cpu: tuple[CpuShare, ...] = ()
     _is_reading: bool = False
 
@@ -217,6 +228,7 @@ class Driver:
             cpu=self._cpu,
             cut_short=cut_short,
             unsent=len(self.requests) - self._sent,
+            unsent_due=self._unsent_due,
         )
 
     async def _open(self, roots: Sequence[Request]) -> None:
@@ -237,12 +249,20 @@ class Driver:
         places: asyncio.Semaphore,
         group: asyncio.TaskGroup,
     ) -> None:
-        """One request, and then each that follows it."""
-        await self._until(due_s)
-        async with places:
-            ended_s = await self._one(request, due_s)
-        if ended_s is None:
+        """One request, and then each that follows it.
+
+        What is due is sent, however late the generator is. But what had to wait for a place until
+        the duration was over is not: that would make a queue of the generator's own.
+        """
+        if self._too_late(due_s):
             return
+        await self._until(due_s)
+        is_full = places.locked()
+        async with places:
+            if is_full and self._too_late(self.clock()):
+                self._unsent_due += 1
+                return
+            ended_s = await self._one(request, due_s)
         for next_one in self._followers.get(request.index, ()):
             next_due_s = max(next_one.due_s, ended_s + next_one.think_s)
             group.create_task(self._chain(next_one, next_due_s, places, group))
@@ -259,18 +279,16 @@ class Driver:
             turns = deque([(waiting.popleft(), 0.0)])
             while turns:
                 request, ready_s = turns.popleft()
+                if self._too_late(max(ready_s, self.clock())):
+                    return
                 await self._until(ready_s)
                 ended_s = await self._one(request, max(ready_s, self.clock()))
-                if ended_s is None:
-                    return
                 followers = self._followers.get(request.index, ())
                 turns.extendleft((f, ended_s + f.think_s) for f in reversed(followers))
 
-    async def _one(self, request: Request, due_s: float) -> float | None:
-        """When it ended; None if it is too late to send it."""
+    async def _one(self, request: Request, due_s: float) -> float:
+        """When it ended."""
         now_s = self.clock()
-        if self._too_late(now_s):
-            return None
         measured = now_s >= self.plan.warmup_s
         self._sent += 1
         self._in_flight += 1

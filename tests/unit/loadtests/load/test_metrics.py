@@ -189,7 +189,10 @@ def test_chunks_that_do_not_tell_their_tokens_share_the_usage_and_are_told_of() 
 
 def test_what_a_server_did_not_count_and_a_run_cut_short_are_told_of() -> None:
     figures = summarise(
-        run_of(sample(input_tokens=None), facts={"cut_short": "stopped after 3.0 s"})
+        run_of(
+            sample(input_tokens=None), facts={"cut_short": "stopped after 3.0 s", "unsent_due": 7}
+        )
     )
+    assert any("7 requests whose time came were never sent" in line for line in figures.warnings)
     assert any("told no usage in 1 of 1" in line for line in figures.warnings)
     assert any("cut short: stopped after 3.0 s" in line for line in figures.warnings)

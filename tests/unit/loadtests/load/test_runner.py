@@ -93,6 +93,37 @@ def test_a_request_beyond_the_most_in_flight_waits_and_shows_as_lag() -> None:
     assert due_s(found) == [1, 1, 1]
 
 
+def test_a_request_that_has_no_place_until_the_duration_is_over_is_counted_not_sent() -> None:
+    requests = [request(n, 4, due_s=1.0) for n in range(5)]
+    found = run(requests, Plan(in_flight_max=2, duration_s=8.0))
+    assert sent_s(found) == [1, 1, 5, 5]
+    assert (found.unsent, found.unsent_due) == (1, 1)
+
+
+def test_what_is_due_in_the_duration_is_sent_even_by_a_generator_that_is_late() -> None:
+    late_s = 3.0
+
+    async def oversleep(seconds: float) -> None:
+        await asyncio.sleep(seconds + late_s)
+
+    found = run([request(0, due_s=1.0)], Plan(duration_s=2.0), sleep=oversleep)
+    assert (sent_s(found), due_s(found), found.unsent) == ([4], [1], 0)
+    assert found.window_s == (0, 2)
+
+
+def test_no_turn_is_waited_for_whose_time_comes_after_the_duration() -> None:
+    turns = [request(0), request(1, follows=0, think_s=900.0)]
+
+    async def ends_s(plan: Plan) -> float:
+        loop = asyncio.get_running_loop()
+        found = await Driver(turns, plan, Server().send, loop.time).run(asyncio.Event())
+        assert (found.unsent, found.unsent_due) == (1, 0)
+        return loop.time()
+
+    assert run_virtually(ends_s(Plan(duration_s=5.0))) == 5
+    assert run_virtually(ends_s(Plan(duration_s=5.0, concurrency=1))) == 1
+
+
 def test_a_closed_loop_keeps_as_many_in_flight_as_it_has_users() -> None:
     server = Server()
     found = run([request(n, 1 + n % 2) for n in range(7)], Plan(concurrency=3), server)
