@@ -155,7 +155,10 @@ def _refusal(names: Sequence[str], found: Sequence[Difference], across: str | No
         lines.append(f"  {difference.key}: {told}")
     if len(found) > _DIFFERENCES_SHOWN:
         lines.append(f"  and {len(found) - _DIFFERENCES_SHOWN} conditions more")
-    hint = "Give runs that differ in none of these, or --compare-anyway (the report then says so)"
+    hint = (
+        "Give runs that differ in none of these, or choose some by --where KEY=VALUE, or "
+        "--compare-anyway (the report then says so)"
+    )
     varied = [each.key for each in found if each.key not in OF_A_STEP]
     if across is None and len(varied) == 1:
         hint += f", or, if this is a sweep, --across {varied[0]}"

@@ -14,7 +14,8 @@ from matplotlib.axes import Axes
 from loadtests import plots
 from loadtests.load.metrics import Spread
 from loadtests.report.comparison import Comparison
-from loadtests.report.entries import LATENCIES, Entry, Latency, by_series, values
+from loadtests.report.entries import LATENCIES, Entry, Latency, by_series, sweep_lines, values
+from loadtests.report.knees import UNITS
 from loadtests.report.numbers import RULE, count, percentile
 
 SERIES_MAX = 12
@@ -93,8 +94,8 @@ def sweep(shown: Sequence[Entry], comparison: Comparison) -> Iterator[Drawing]:
     if comparison.across is None:
         return
     across = comparison.across.rpartition(".")[2]
-    unit = _UNITS.get(across, across)
-    lines = _lines(shown)
+    unit = f"{across} ({UNITS[across]})" if across in UNITS else across
+    lines = sweep_lines(shown)
     for latency in LATENCIES:
         figure, axes = plots.figure(
             f"{latency.title} against {across}", unit, f"{latency.title} (ms)"
@@ -153,24 +154,12 @@ _FIGURES: tuple[tuple[str, str, Callable[[Entry], float | None]], ...] = (
     ("Cached input", "cached share of input tokens (%)", _cached),
     ("Success", "requests that succeeded (%)", _success),
 )
-_UNITS = {
-    "rate": "rate (requests/s)",
-    "rate_per_s": "rate (requests/s)",
-    "concurrency": "concurrency (users)",
-}
 
 
 def _series(shown: Sequence[Entry], comparison: Comparison) -> dict[str, list[Entry]]:
     if comparison.across is None:
         return by_series(shown)
     return {entry.name: [entry] for entry in shown}
-
-
-def _lines(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
-    """One line where the sweep visits each value once, whatever its steps are called."""
-    if len({entry.at for entry in shown}) == len(shown):
-        return {"all": list(shown)}
-    return by_series(shown)
 
 
 def _against(

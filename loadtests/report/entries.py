@@ -13,7 +13,7 @@ from pathlib import Path
 from loadtests.load import metrics
 from loadtests.load.metrics import Summary
 from loadtests.load.records import Outcome, Run, Sample
-from loadtests.report.comparison import Comparison
+from loadtests.report.comparison import Comparison, as_text, conditions
 
 Measure = Callable[[Sample], Iterable[float]]
 
@@ -94,6 +94,22 @@ def find(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], list[str]]:
     return found, notes
 
 
+def where(found: Sequence[tuple[Path, Run]], wanted: Sequence[str]) -> list[tuple[Path, Run]]:
+    """The runs that have every condition, each told as KEY=VALUE. Raises ValueError of none."""
+    kept = list(found)
+    for each in wanted:
+        key, given, value = each.partition("=")
+        if not given:
+            raise ValueError(f"--where {each}: give it as KEY=VALUE, such as workload=random")
+        told = {str(path): as_text(conditions(run).get(key)) for path, run in kept}
+        kept = [(path, run) for path, run in kept if told[str(path)] == value]
+        if not kept:
+            raise ValueError(
+                f"--where {each}: in these runs {key} is {', '.join(sorted(set(told.values())))}"
+            )
+    return kept
+
+
 def entries(found: Sequence[tuple[Path, Run]], comparison: Comparison) -> list[Entry]:
     """In the order of a sweep where there is one. Raises ValueError for a run of odd samples."""
     at: list[float | None] = [*comparison.at] or [None] * len(found)
@@ -116,6 +132,14 @@ def by_series(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
     grouped: dict[str, list[Entry]] = {}
     for entry in shown:
         grouped.setdefault(entry.series, []).append(entry)
+    return grouped
+
+
+def sweep_lines(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """By series; one sweep where each step has a label, and a load, of its own."""
+    grouped = by_series(shown)
+    if len(grouped) == len({entry.at for entry in shown}) == len(shown) > 1:
+        return {"all": list(shown)}
     return grouped
 
 

@@ -16,6 +16,7 @@ from loadtests.load.metrics import SLO_METRICS, Spread
 from loadtests.load.records import Outcome
 from loadtests.report.comparison import ABSENT, NONE, Comparison, as_text, conditions, flat
 from loadtests.report.entries import Entry
+from loadtests.report.knees import knees
 from loadtests.report.latency_tables import groups, lag, latencies, repeats
 from loadtests.report.numbers import (
     RULE,
@@ -38,6 +39,7 @@ def sheets(shown: Sequence[Entry], comparison: Comparison) -> list[Sheet]:
     made = [
         overview(shown),
         *([] if comparison.across else repeats(shown)),
+        *knees(shown, comparison),
         *settings("conditions", "Conditions", shown, [conditions(e.run) for e in shown]),
         *settings("environment", "Environment", shown, [_facts(e) for e in shown]),
         outcomes(shown),

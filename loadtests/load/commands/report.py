@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the condition that a sweep varies, such as rate: it may differ, and plots go by it",
     )
     parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only the runs with this condition, such as workload=random; may be repeated",
+    )
+    parser.add_argument(
         "--compare-anyway",
         action="store_true",
         help="show runs of different conditions together; the report then says so at its top",
@@ -68,6 +75,7 @@ def _report(arguments: argparse.Namespace) -> int:
     found, notes = entries.find(arguments.files)
     for note in notes:
         sys.stderr.write(f"{note}\n")
+    found = entries.where(found, arguments.where)
     comparison = compare(
         [str(path) for path, _ in found],
         [run for _, run in found],

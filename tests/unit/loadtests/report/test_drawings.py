@@ -117,6 +117,13 @@ def test_two_sweeps_are_two_lines_and_one_of_many_names_is_one(drawn: dict[str, 
     assert x == [1.0, 2.0]
 
 
+def test_two_sweeps_of_other_loads_are_not_one_line(drawn: dict[str, Axes]) -> None:
+    steps = [("ours", 1), ("ours", 3), ("theirs", 2), ("theirs", 4)]
+    list(sweep(*of(*(at_rate(rate, label=label) for label, rate in steps), across="rate")))
+    found = lines(drawn["sweep-throughput"])
+    assert {label: x for label, (x, _) in found.items()} == {"ours": [1, 3], "theirs": [2, 4]}
+
+
 def test_the_steps_of_a_sweep_are_a_line_though_each_has_a_label(drawn: dict[str, Axes]) -> None:
     two = [at_rate(rate, label=f"{of} at {rate}") for of in ("ours", "theirs") for rate in (1, 2)]
     list(sweep(*of(*two, across="rate")))

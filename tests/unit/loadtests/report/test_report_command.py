@@ -93,6 +93,17 @@ def test_a_sweep_goes_across_its_key(folder: Path, capsys: pytest.CaptureFixture
     assert text.index("a, rate 2") < text.index("c, rate 4")
 
 
+def test_some_of_many_runs_are_chosen_by_a_condition(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(".", "--where", "rate=2", "--where", "model=tiny", "--text") == 0
+    assert "2 runs, n = 40" in capsys.readouterr().out
+    assert call(".", "--where", "rate=3", "--text") == 2
+    assert "in these runs rate is 2, 4" in capsys.readouterr().err
+    assert call(".", "--where", "rate", "--text") == 2
+    assert "KEY=VALUE" in capsys.readouterr().err
+
+
 def test_a_folder_stands_for_its_runs_and_what_is_none_is_named(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
