@@ -33,7 +33,7 @@ from loadtests.load.metrics import summarise
 from loadtests.load.records import Request
 from loadtests.load.runner import Plan, drive
 from loadtests.results import Section, Table, arguments_of, report
-from loadtests.sides import SideFailed, plain_vllm, product_config
+from loadtests.sides import Limits, SideFailed, plain_vllm, product_config
 
 NAME = "crosscheck"
 AGREEMENT = 0.05
@@ -282,7 +282,8 @@ def _served(options: argparse.Namespace, folder: Path) -> Iterator[Served]:
     if options.server:
         yield Served(options.server, "server", options.server)
     elif options.vllm:
-        with plain_vllm(folder, product_config(), str(options.vllm), options.vllm.name) as side:
+        limits = Limits.of(product_config(), str(options.vllm), options.vllm.name)
+        with plain_vllm(folder, limits) as side:
             yield Served(side.url, "vllm", f"plain vLLM, {options.vllm.name}, {side.flags}")
     else:
         with stub(options) as url:
