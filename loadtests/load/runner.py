@@ -130,6 +130,7 @@ async def drive(
         facts={
             **(facts or {}),
             "cut_short": outcome.cut_short,
+            "ran_out": outcome.ran_out,
             "unsent": outcome.unsent,
             "unsent_due": outcome.unsent_due,
         },
@@ -145,14 +146,16 @@ async def drive(
 class Outcomes:
     """What a Driver brought back.
 
-    cut_short: why, or empty. unsent: requests never sent; unsent_due: of these, those whose time
-    came, and for which there was no place in flight.
+    cut_short: why, or empty. ran_out: that, because there was nothing more to send. unsent:
+    requests never sent; unsent_due: of these, those whose time came, and for which there was no
+    place in flight.
     """
 
     samples: tuple[Sample, ...]
     window_s: tuple[float, float]
     cpu: tuple[CpuShare, ...]
     cut_short: str
+    ran_out: bool
     unsent: int
     unsent_due: int
 
@@ -208,11 +211,12 @@ class Driver:
         try:
             await asyncio.wait((sending, stopping, deadline), return_when=asyncio.FIRST_COMPLETED)
             ended_s = self.clock()
-            cut_short = ""
+            cut_short, ran_out = "", False
             last_s = self.plan.last_send_s
             if sending.done():
                 sending.result()
-                if last_s is not None and ended_s < last_s:
+                ran_out = last_s is not None and ended_s < last_s
+                if ran_out:
                     cut_short = f"the workload was over after {ended_s:.1f} s: give more requests"
             else:
                 why = "stopped" if stopping.done() else "the deadline was reached"
@@ -227,6 +231,7 @@ class Driver:
             window_s=self._window(ended_s),
             cpu=self._cpu,
             cut_short=cut_short,
+            ran_out=ran_out,
             unsent=len(self.requests) - self._sent,
             unsent_due=self._unsent_due,
         )

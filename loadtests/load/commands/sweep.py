@@ -185,7 +185,7 @@ def _step(arguments: argparse.Namespace, server: Server, load: float, number: in
         # How many a closed loop sends is the server's doing; the step's own seed is told besides.
         told = {"requests": None, "seed": arguments.seed, "step_seed": of_step.seed}
         result = perform(replace(job, conditions={**job.conditions, **told}))
-        if not ran_out(result, plan):
+        if not result.facts.get("ran_out"):
             break
         sys.stderr.write(f"{len(job.requests)} requests were too few for {load:g} users\n")
         count = _MORE * len(job.requests)
@@ -208,13 +208,6 @@ def _job(arguments: argparse.Namespace, server: Server, plan: Plan, label: str) 
         cores=arguments.cores,
         quiet=arguments.quiet,
     )
-
-
-def ran_out(result: Run, plan: Plan) -> bool:
-    """Whether users of a closed loop had nothing more to send before the window's end."""
-    if plan.concurrency is None or plan.last_send_s is None or result.facts.get("cut_short"):
-        return False
-    return result.window_s[1] < plan.last_send_s
 
 
 def judged(result: Run, load: float, within: float) -> Done:

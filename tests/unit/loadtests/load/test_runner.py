@@ -204,6 +204,7 @@ def test_a_closed_loop_ends_with_the_duration() -> None:
 
 def test_a_closed_loop_that_runs_out_of_requests_says_so() -> None:
     found = run([request(0, 2), request(1, 2)], Plan(concurrency=1, duration_s=60.0))
+    assert found.ran_out
     assert found.cut_short == "the workload was over after 4.0 s: give more requests"
     assert found.window_s == (0, 4)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from loadtests.load.cli import build_parser, main
 from loadtests.load.commands import sweep
 from loadtests.load.commands.sweep import Done, judged, sweep_with
 from loadtests.load.records import Chunk, Outcome, Run, Sample
-from loadtests.load.runner import Plan
 from tests.unit.loadtests.load.caching_server import CachingServer
 
 SLO = ("--slo", "ttft_ms=300", "--pause-s", "0", "--quiet")
@@ -162,15 +160,6 @@ def test_users_that_run_out_of_requests_are_given_more_and_other_ones(
     assert code == 0 and run.conditions["step_seed"] == 10_000 + tries - 1
     assert run.window_s[1] == pytest.approx(0.5)
     assert len(set(prompts)) == len(prompts) >= len(run.samples)
-
-
-def test_a_closed_loop_ran_out_where_its_window_ended_early_by_itself() -> None:
-    plan = Plan(concurrency=2, warmup_s=1.0, duration_s=9.0)
-    early = replace(modelled(1), window_s=(1.0, 6.0))
-    assert sweep.ran_out(early, plan)
-    assert not sweep.ran_out(modelled(1), plan)
-    assert not sweep.ran_out(early, replace(plan, concurrency=None))
-    assert not sweep.ran_out(replace(early, facts={"cut_short": "stopped"}), plan)
 
 
 def test_a_server_that_refuses_everything_has_no_knee_and_its_words_are_told(

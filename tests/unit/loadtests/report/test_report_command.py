@@ -121,7 +121,7 @@ def test_a_folder_stands_for_its_runs_and_what_is_none_is_named(
         ("missing.json", None, "missing.json"),
         ("text.json", "hello", "text.json is not a run of this tool"),
         ("other.json", '{"format": "other/1"}', "other.json has no format"),
-        ("half.json", '{"format": "headwater-load/1"}', "half.json is not a run of this tool"),
+        ("half.json", '{"format": "headwater-load/1"}', "half.json is a damaged run of this tool"),
     ],
 )
 def test_a_file_that_is_no_run_gets_one_line_that_names_it(
