@@ -16,7 +16,13 @@ from loadtests.lessons.lesson import Lesson
 # On one engine, without a server.
 ENGINE_LESSONS: tuple[str, ...] = ("anatomy",)
 # Of many requests at once, and of the served cluster.
-SERVING_LESSONS: tuple[str, ...] = ()
+SERVING_LESSONS: tuple[str, ...] = (
+    "batching",
+    "batch_size",
+    "chunked_prefill",
+    "latency_parts",
+    "tails",
+)
 LESSONS = (*ENGINE_LESSONS, *SERVING_LESSONS)
 
 
