@@ -22,6 +22,7 @@ SERVING_LESSONS: tuple[str, ...] = (
     "chunked_prefill",
     "latency_parts",
     "tails",
+    "apart",
 )
 LESSONS = (*ENGINE_LESSONS, *SERVING_LESSONS)
 

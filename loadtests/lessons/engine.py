@@ -17,10 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from loadtests.lessons.records import EngineFacts, EngineSetup, Job, Played
+from loadtests.lessons.records import EngineFacts, Job, Played
 
 # In this order.
 PRELOADED = ("loadtests.lessons.engine_environment", "loadtests.lessons.engine_host")
+HOST = "loadtests.lessons.engine_host:EngineHost"
 START_TIMEOUT_S = 240.0
 CALL_TIMEOUT_S = 900.0
 CLOSE_TIMEOUT_S = 10.0
@@ -34,8 +35,11 @@ class EngineFailed(Exception):
 class Engine:
     """One engine. It works only while a call runs."""
 
-    def __init__(self, setup: EngineSetup) -> None:
-        """Returns when it is ready (seconds). Raises EngineFailed."""
+    def __init__(self, setup: Any, host: str = HOST) -> None:
+        """Returns when it is ready (seconds). Raises EngineFailed.
+
+        host: module:class of what lives in the child, built from `setup`.
+        """
         self.setup = setup
         # Shares of the time that steps took, for the honesty of a lesson's conditions.
         self.step_s = self.step_cpu_s = 0.0
@@ -43,7 +47,7 @@ class Engine:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, setup, self._log.name)
+        arguments = (theirs, setup, host, self._log.name)
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -115,7 +119,7 @@ class Engine:
         return "\n".join(("Its last words:", *lines)) if lines else "It left no word."
 
 
-def _serve(pipe: Connection, setup: EngineSetup, log: str) -> None:
+def _serve(pipe: Connection, setup: Any, host_name: str, log: str) -> None:
     """The child."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND)
     for standard in (1, 2):
@@ -123,9 +127,8 @@ def _serve(pipe: Connection, setup: EngineSetup, log: str) -> None:
     try:
         for module in PRELOADED:  # for the case that the fork server could not
             importlib.import_module(module)
-        from loadtests.lessons.engine_host import EngineHost
-
-        host = EngineHost(setup)
+        module, _, name = host_name.partition(":")
+        host = getattr(importlib.import_module(module), name)(setup)
     except BaseException as error:  # noqa: BLE001 - told to the parent
         pipe.send((False, f"no engine could be built: {_told(error)}"))
         return
