@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
-from loadtests.lessons.figures import times
+from loadtests.lessons.figures import percent, times
 from loadtests.lessons.lesson import Bench, Data
 from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
@@ -120,8 +120,8 @@ def reading(data: Data) -> tuple[str, str]:
     if gain.rises:
         share = gain.ratio / (batches[-1] / batches[0])
         said = (
-            f"{span} grew from {figures}, {times(gain.ratio)} as much, {share:.0%} of what free "
-            f"batching would give; {_last_doubling(data, batches)}"
+            f"{span} grew from {figures}, {times(gain.ratio)} as much, {percent(share)} of what "
+            f"free batching would give; {_last_doubling(data, batches)}"
         )
     elif gain.falls:
         said = f"{span} fell from {figures}, contrary to the textbook"
@@ -129,7 +129,7 @@ def reading(data: Data) -> tuple[str, str]:
         said = f"{span}: {NOT_SEEN}, {figures}"
     speeds = f"{loss.first:.1f} to {loss.then:.1f} tokens/s"
     if loss.falls:
-        felt = f"Each user's speed fell meanwhile from {speeds}, to {loss.ratio:.0%}"
+        felt = f"Each user's speed fell meanwhile from {speeds}, to {percent(loss.ratio)}"
     elif loss.rises:
         felt = f"Each user's speed rose meanwhile from {speeds}, contrary to the textbook"
     else:
@@ -159,8 +159,8 @@ def _step_fit(data: Data, batches: list[int]) -> str:
     )
     line = f"{fixed:.1f} ms that all share and {slope:.2f} ms a user"
     if off > FIT_ERROR_MAX:
-        return f"its steps follow no line ({line} would be up to {off:.0%} off)"
-    return f"a step takes {line} (a line, at most {off:.0%} off)"
+        return f"its steps follow no line ({line} would be up to {100 * off:.0f} % off)"
+    return f"a step takes {line} (a line, at most {100 * off:.0f} % off)"
 
 
 def _batches(data: Data) -> list[int]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
-from loadtests.lessons.figures import times
+from loadtests.lessons.figures import percent, times
 from loadtests.lessons.lesson import Bench, Data
 from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Admission, Continuous, Played, Static, prompt_of
@@ -159,7 +159,7 @@ def reading(data: Data) -> tuple[str, str]:
     return (
         (
             f"With answers of {least} to {most} tokens, {_throughput(gain)}; its {data['slots']} "
-            f"slots were {busy[1]:.0%} busy, those of static batching {busy[0]:.0%}"
+            f"slots were {percent(busy[1])} busy, those of static batching {percent(busy[0])}"
             f" (n = {gain.n} rounds), and with equal lengths, where nothing is to be gained, "
             f"{_control(control)}."
         ),

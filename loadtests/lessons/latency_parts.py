@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN
+from loadtests.lessons.figures import percent
 from loadtests.lessons.lesson import Bench, Data
 from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import prompt_of
@@ -117,7 +118,11 @@ def plots(data: Data) -> list[Figure]:
     over, axes = drawing.figure(
         f"The formula's error over {len(rows)} requests", "parts put in", "% of the latency"
     )
-    errors = {"own": _worst(rows), "means": _of_means(rows)[2], "medians": _of_medians(rows)[2]}
+    errors = {
+        "each its own": _worst(rows),
+        "the means": _of_means(rows)[2],
+        "the medians": _of_medians(rows)[2],
+    }
     drawing.bars(axes, tuple(errors), {"error": [100 * error for error in errors.values()]})
     axes.axhline(0, color=drawing.look(6).color, linewidth=0.8)
     return [each, over]
@@ -146,9 +151,11 @@ def reading(data: Data) -> tuple[str, str]:
 
 def _gaps(off: float) -> str:
     if off < OFF_MIN:
-        return f"with the median gap in TPOT's place it is {off:.1%} off on average: {NOT_SEEN}"
+        return (
+            f"with the median gap in TPOT's place it is {percent(off)} off on average: {NOT_SEEN}"
+        )
     return (
-        f"with a request's median gap in TPOT's place it misses {off:.0%} of the latency on "
+        f"with a request's median gap in TPOT's place it misses {percent(off)} of the latency on "
         "average, the stalls between tokens"
     )
 
@@ -159,15 +166,15 @@ def _means(rows: list[dict[str, float]]) -> str:
     figures = f"{by_mean / 1e3:.2f} s by the means against a mean latency of {mean_ms / 1e3:.2f} s"
     medians = (
         f"by the medians {by_median / 1e3:.2f} s against {median_ms / 1e3:.2f} s "
-        f"({median_off:+.0%})"
+        f"({100 * median_off:+.0f} %)"
     )
     if abs(off) < OFF_MIN:
         return (
-            f"Of means it need not hold, but here it does ({NOT_SEEN}): {figures} ({off:+.1%}), "
-            f"and {medians}."
+            f"Of means it need not hold, but here it does ({NOT_SEEN}): {figures} "
+            f"({100 * off:+.1f} %), and {medians}."
         )
     kind = "long answers had the lower TPOT" if off > 0 else "long answers had the higher TPOT"
-    return f"Of means it does not hold: {figures} ({off:+.0%}), as {kind}, and {medians}."
+    return f"Of means it does not hold: {figures} ({100 * off:+.0f} %), as {kind}, and {medians}."
 
 
 def _worst(rows: list[dict[str, float]]) -> float:

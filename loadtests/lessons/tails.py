@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, effect, percentile
-from loadtests.lessons.figures import times
+from loadtests.lessons.figures import percent, times
 from loadtests.lessons.lesson import Bench, Data
 from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
@@ -54,7 +54,7 @@ def measure(bench: Bench) -> Data:
     rate = n / play_on(engine, workload(n, None, SEED)).busy_s
     loads = []
     for load in LOADS:
-        bench.say(f"{n} requests at {load:.0%} of {rate:.1f} requests/s")
+        bench.say(f"{n} requests at {percent(load)} of {rate:.1f} requests/s")
         requests = workload(n, load * rate, SEED)
         played = play_on(engine, requests, warm_up=round(WARM_UP * n))
         loads.append(load_of(load, load * rate, played))
@@ -111,7 +111,7 @@ def plots(data: Data) -> list[Figure]:
     drawing.legend(axes)
     spread, axes = drawing.figure("TTFT by load", "ms", "share of requests")
     for index, each in enumerate(loads):
-        drawing.cdf(axes, each["ttft_ms"], f"{each['load']:.0%} load", index)
+        drawing.cdf(axes, each["ttft_ms"], f"{percent(each['load'])} load", index)
     drawing.logarithmic(axes, "x")
     drawing.legend(axes)
     return [lines, spread]
@@ -137,11 +137,11 @@ def _hidden(low: dict[str, Any], high: dict[str, Any], share: float, n: int, not
     slower = sum(value > mean for value in values) / len(values)
     said = effect([mean], [tail])
     figures = f"mean {mean:.0f} ms, {name} {tail:.0f} ms"
-    scene = f"At {high['load']:.0%} of the highest rate TTFT was: {figures} (n = {n}{note})"
+    scene = f"At {percent(high['load'])} of the highest rate TTFT was: {figures} (n = {n}{note})"
     if said.rises:
         return (
-            f"{scene}: the tail is {times(said.ratio)} the mean, which {slower:.0%} of the "
-            f"requests exceed; at {low['load']:.0%} it is {times(_tail(low, share))}."
+            f"{scene}: the tail is {times(said.ratio)} the mean, which {percent(slower)} of the "
+            f"requests exceed; at {percent(low['load'])} it is {times(_tail(low, share))}."
         )
     return f"{scene}: {NOT_SEEN}, this mean tells the tail well enough."
 
@@ -156,7 +156,7 @@ def _growth(low: dict[str, Any], high: dict[str, Any], share: float) -> str:
     mean = effect([fmean(low["ttft_ms"])], [fmean(high["ttft_ms"])])
     ends = [percentile(each["ttft_ms"], share) or 0.0 for each in (low, high)]
     tail = effect(ends[:1], ends[1:])
-    span = f"From {low['load']:.0%} to {high['load']:.0%} load"
+    span = f"From {percent(low['load'])} to {percent(high['load'])} load"
     growth_ms = f"{tail.then - tail.first:+.0f} ms against {mean.then - mean.first:+.0f} ms"
     if tail.rises:
         return (

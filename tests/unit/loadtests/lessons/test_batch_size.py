@@ -28,22 +28,22 @@ def _data(step_ms: dict[int, float]) -> Any:
 def test_a_shared_step_gains_throughput_and_costs_speed() -> None:
     machine, user = batch_size.reading(_data({1: 20.0, 4: 23.0, 16: 35.0}))
     assert "From 1 to 16 users the machine's output grew from 50 to 457 tokens/s" in machine
-    assert "9.1 times as much, 57% of what free batching would give" in machine
+    assert "9.1 times as much, 57 % of what free batching would give" in machine
     assert "from 4 to 16 it still grew 2.6 times" in machine
     assert "n = 3 rounds of at least 40 steps" in machine
-    assert "Each user's speed fell meanwhile from 50.0 to 28.6 tokens/s, to 57%" in user
-    assert "19.0 ms that all share and 1.00 ms a user (a line, at most 0% off)" in user
+    assert "Each user's speed fell meanwhile from 50.0 to 28.6 tokens/s, to 57 %" in user
+    assert "19.0 ms that all share and 1.00 ms a user (a line, at most 0 % off)" in user
 
 
 def test_steps_as_long_as_their_batch_gain_nothing() -> None:
     machine, user = batch_size.reading(_data({1: 20.0, 16: 320.0}))
     assert "effect not seen, 50 to 50 tokens/s" in machine
-    assert "to 6%" in user
+    assert "to 6.2 %" in user
 
 
 def test_free_batching_costs_the_user_nothing() -> None:
     machine, user = batch_size.reading(_data({1: 20.0, 8: 20.0, 16: 20.0}))
-    assert "100% of what free batching would give" in machine
+    assert "100 % of what free batching would give" in machine
     assert "On each user's speed effect not seen" in user
 
 

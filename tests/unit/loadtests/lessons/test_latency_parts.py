@@ -32,15 +32,15 @@ def test_long_answers_of_lower_tpot_break_the_formula_of_means() -> None:
     rows = [_row(11, 40.0, gap_ms=20.0), _row(101, 20.0)]
     one, means = latency_parts.reading({"rows": rows})
     # 100 + 55 × 30 = 1750 against a mean of 1300.
-    assert "1.75 s by the means against a mean latency of 1.30 s (+35%)" in means
+    assert "1.75 s by the means against a mean latency of 1.30 s (+35 %)" in means
     assert "as long answers had the lower TPOT" in means
-    assert "misses 20% of the latency on average" in one
+    assert "misses 20 % of the latency on average" in one
 
 
 def test_long_answers_of_higher_tpot_break_it_the_other_way() -> None:
     _, means = latency_parts.reading({"rows": [_row(11, 20.0), _row(101, 40.0)]})
     assert "does not hold" in means
-    assert "(-20%), as long answers had the higher TPOT" in means
+    assert "(-20 %), as long answers had the higher TPOT" in means
 
 
 def test_samples_that_break_the_definition_are_called_wrong() -> None:

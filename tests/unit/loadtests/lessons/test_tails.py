@@ -22,12 +22,12 @@ def _data(low: tuple[float, float], high: tuple[float, float], n: int = 300) -> 
 
 def test_a_hidden_tail_and_its_growth_are_told() -> None:
     hidden, growth = tails.reading(_data((50, 100), (60, 1000)))
-    assert "At 90% of the highest rate TTFT was: mean 107 ms, p99 1000 ms (n = 300)" in hidden
+    assert "At 90 % of the highest rate TTFT was: mean 107 ms, p99 1000 ms (n = 300)" in hidden
     assert (
-        "the tail is 9.3 times the mean, which 5% of the requests exceed; at 30% it is 1.9 times"
+        "the tail is 9.3 times the mean, which 5 % of the requests exceed; at 30 % it is 1.9 times"
         in hidden
     )
-    assert "From 30% to 90% load p99 grew 10 times, from 100 to 1000 ms" in growth
+    assert "From 30 % to 90 % load p99 grew 10 times, from 100 to 1000 ms" in growth
     assert "the mean 2 times (+900 ms against +54 ms)" in growth
 
 
@@ -72,7 +72,7 @@ def test_on_a_simulated_engine_the_tail_grows_and_the_warm_up_is_left_out() -> N
     assert [len(each["ttft_ms"]) for each in data["loads"]] == [63] * len(tails.LOADS)
     hidden, growth = tails.reading(data)
     assert "p99 withheld" in hidden
-    assert "From 30% to 90% load p95" in growth
+    assert "From 30 % to 90 % load p95" in growth
     busy = [each["busy"] for each in data["loads"]]
     assert busy == sorted(busy)
     for drawn in tails.plots(data):
