@@ -11,14 +11,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from deployments.engine.settings import EngineSettings
 from kvcache.agent import AgentServer
 from loadtests import plots as drawing
 from loadtests.lessons.apart_host import ApartHost, Part, Task
@@ -48,6 +47,7 @@ and the better one counts.
 TERMS = ("prefill", "decode", "chunked prefill", "KV cache", "slab", "ITL", "TPOT", "TTFT")
 
 APART = "apart"
+HOST = "loadtests.lessons.apart_host:ApartHost"
 BUDGETS = (512, 128)
 ARRANGEMENTS = (*(f"together, budget {budget}" for budget in BUDGETS), APART)
 STREAMS, STREAM_TOKENS = 4, 32
@@ -116,27 +116,26 @@ def pair(bench: Bench) -> Iterator[Pair]:
         agent = AgentServer(str(bench.scratch / "agent.sock"), SLAB_BYTES)
         stack.callback(agent.close)
         settings = [
-            EngineSettings(
-                model_path=str(bench.model),
-                served_model="lesson",
-                role=role,
-                dtype=bench.dtype,
-                max_model_len=4096,
-                kv_cache_bytes=KV_CACHE_BYTES,
-                max_num_batched_tokens=BUDGETS[0],
-                agent_socket=agent.socket_path,
-                owner=f"{role}-engine",
-                core=core,
-            )
+            {
+                "model_path": str(bench.model),
+                "served_model": "lesson",
+                "role": role,
+                "dtype": bench.dtype,
+                "max_model_len": 4096,
+                "kv_cache_bytes": KV_CACHE_BYTES,
+                "max_num_batched_tokens": BUDGETS[0],
+                "agent_socket": agent.socket_path,
+                "owner": f"{role}-engine",
+                "core": core,
+            }
             for role, core in (("prefill", first), ("decode", last))
         ]
         pool = stack.enter_context(ThreadPoolExecutor(2))
         bench.say("starting two engines")
         starting = [pool.submit(Engine, each, HOST) for each in settings]
-        engines = []
         for each in starting:
-            engines.append(each.result())
-            stack.callback(engines[-1].close)
+            stack.callback(_close, each)
+        engines = [each.result() for each in starting]
         path = str(bench.scratch / "hand-over.sock")
         engines[1].apply(ApartHost.listen, path)
         engines[0].apply(ApartHost.connect, path)
@@ -144,7 +143,9 @@ def pair(bench: Bench) -> Iterator[Pair]:
         yield Pair(engines, pool)
 
 
-HOST = "loadtests.lessons.apart_host:ApartHost"
+def _close(starting: Future[Engine]) -> None:
+    if starting.exception() is None:
+        starting.result().close()
 
 
 def measure(bench: Bench) -> Data:

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from deployments.engine.settings import EngineSettings
-
 PENDING_IO_WAIT_S = 0.001
 SILENCE_MAX_S = 60.0
 """That an engine without work waits for the other one; many times what any prompt takes."""
@@ -52,12 +50,13 @@ class Part:
 class ApartHost:
     """Lives in the child. Each public method is a call of the lesson."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: dict[str, Any]) -> None:
+        """Settings: of EngineSettings, made here, since its package changes the environment."""
         from deployments.engine.inprocess import InprocessEngine
+        from deployments.engine.settings import EngineSettings
 
-        assert settings.core is not None
-        os.sched_setaffinity(0, {settings.core})  # its threads inherit it
-        self._engine = InprocessEngine(settings)
+        os.sched_setaffinity(0, {settings["core"]})  # its threads inherit it
+        self._engine = InprocessEngine(EngineSettings(**settings))
         self._engine.warm_up()
         self._listener: Listener | None = None
         self._line: Connection | None = None

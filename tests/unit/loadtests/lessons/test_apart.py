@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.lessons import apart
+from loadtests.lessons import apart, apart_host
 from loadtests.lessons.apart_host import Part, Task
 from loadtests.lessons.engine import EngineFailed
 from loadtests.lessons.stepped import Prefill
@@ -153,3 +156,33 @@ def test_one_core_is_refused_in_words() -> None:
     bench: Any = SimpleNamespace(cores=(0,), drop_engines=lambda: None)
     with pytest.raises(EngineFailed, match="need two cores"), apart.pair(bench):
         pass
+
+
+class _Idle:
+    def has_work(self) -> bool:
+        return False
+
+
+def test_an_engine_whose_other_half_says_nothing_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apart_host, "SILENCE_MAX_S", 0.0)
+    ours, theirs = multiprocessing.Pipe()
+    host = object.__new__(apart_host.ApartHost)
+    host._engine, host._line = _Idle(), ours  # type: ignore[assignment]
+    with pytest.raises(TimeoutError, match="the other engine was silent"), ours, theirs:
+        host.play([], 1, 0.0)
+
+
+@pytest.mark.slow
+def test_lessons_leave_the_environment_alone_until_they_measure() -> None:
+    program = (
+        "import os, sys; before = dict(os.environ)\n"
+        "from loadtests.lessons.book import find; find([])\n"
+        "print([m for m in ('vllm', 'torch', 'deployments') if m in sys.modules],"
+        " before == dict(os.environ))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[] True\n"
