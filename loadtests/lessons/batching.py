@@ -145,6 +145,7 @@ def plots(data: Data) -> list[Figure]:
             )
     axes.set_yticks(range(1, data["requests"] + 1))
     axes.invert_yaxis()
+    axes.set_xlim(left=0)
     axes.grid(visible=False, axis="y")
     drawing.legend(axes)
     return [bars, spans]

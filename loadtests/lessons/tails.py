@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, effect, percentile
-from loadtests.lessons.figures import percent, times
-from loadtests.lessons.lesson import Bench, Data
+from loadtests.lessons.figures import ms, percent, times
+from loadtests.lessons.lesson import Bench, Data, spread_of
 from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.metrics import ttft_ms
@@ -31,43 +31,47 @@ most do. A mean mixes the two groups into a figure that nobody has seen; a perce
 many of the users got at worst.
 
 Requests arrive at random (a Poisson process), at several shares of the highest rate, which is what
-the engine served when all requests came at once. Percentiles with too few requests beyond them are
+the engine served when all requests came at once; round by round, so that a slow minute of the
+machine does not fall on one load alone. Percentiles with too few requests beyond them are
 not shown.
 """
 TERMS = ("TTFT", "percentile", "throughput")
 
 LOADS = (0.3, 0.6, 0.9)
-SHARES = (0.5, 0.95, 0.99)
+SHARES = (0.5, 0.9, 0.95, 0.99)
 INPUT_TOKENS = (8, 60)
 OUTPUT_TOKENS = (1, 4)
 WARM_UP = 0.1
 """Of the requests: they meet an engine that is still empty."""
-REQUESTS, REQUESTS_QUICK = 340, 70
-SEED = 6
+REQUESTS, REQUESTS_QUICK = 115, 40
+ROUNDS, ROUNDS_QUICK = 3, 2
 
 
 def measure(bench: Bench) -> Data:
-    """The highest rate, then the same requests at each load."""
+    """In each round the highest rate, then the same requests at each load."""
     n = REQUESTS_QUICK if bench.quick else REQUESTS
+    rounds = ROUNDS_QUICK if bench.quick else ROUNDS
     engine = bench.engine()
-    bench.say(f"{n} requests at once: the highest rate")
-    rate = n / play_on(engine, workload(n, None, SEED)).busy_s
-    loads = []
-    for load in LOADS:
-        bench.say(f"{n} requests at {percent(load)} of {rate:.1f} requests/s")
-        requests = workload(n, load * rate, SEED)
-        played = play_on(engine, requests, warm_up=round(WARM_UP * n))
-        loads.append(load_of(load, load * rate, played))
+    found = []
+    for seed in range(rounds):
+        bench.say(f"{n} requests at once: the highest rate, round {seed + 1} of {rounds}")
+        rate = n / play_on(engine, workload(n, None, seed)).busy_s
+        for load in LOADS:
+            bench.say(f"{n} requests at {percent(load)} of {rate:.1f} requests/s")
+            requests = workload(n, load * rate, seed)
+            played = play_on(engine, requests, warm_up=round(WARM_UP * n))
+            found.append(round_of(load, rate, played))
     spans = [f"{least} to {most} tokens" for least, most in (INPUT_TOKENS, OUTPUT_TOKENS)]
+    rates = sorted(each["highest_rate"] for each in found)
     return {
-        "n": {"loads": len(loads), "requests of each": len(loads[0]["ttft_ms"])},
+        "n": {"rounds": rounds, "requests of each load": len(_pooled(found, LOADS[0]))},
         "conditions": {
             "requests": f"{spans[0]} in, {spans[1]} out, evenly drawn; the same at each load",
-            "highest rate": f"{rate:.1f} requests/s, {n} at once",
-            "warm-up": f"the first {round(WARM_UP * n)} of each load are not counted",
+            "highest rate": f"{rates[0]:.1f} to {rates[-1]:.1f} requests/s, {n} at once",
+            "warm-up": f"the first {round(WARM_UP * n)} of each load and round are not counted",
             "time": "the engine's own; no network, and the idle time between arrivals is skipped",
         },
-        "loads": loads,
+        "rounds": found,
     }
 
 
@@ -84,11 +88,11 @@ def workload(n: int, rate: float | None, seed: int) -> list[Request]:
     return requests
 
 
-def load_of(load: float, rate: float, played: Played) -> dict[str, Any]:
-    """What one load gave."""
+def round_of(load: float, highest_rate: float, played: Played) -> dict[str, Any]:
+    """What one load gave in one round."""
     return {
         "load": load,
-        "rate": rate,
+        "highest_rate": highest_rate,
         "busy": played.busy_s / played.ended_s,
         "ttft_ms": [round(ttft_ms(each), 2) for each in played.samples if each.measured],
     }
@@ -96,22 +100,24 @@ def load_of(load: float, rate: float, played: Played) -> dict[str, Any]:
 
 def plots(data: Data) -> list[Figure]:
     """Mean and percentiles against load, and the distributions."""
-    loads = data["loads"]
-    places = [100 * each["load"] for each in loads]
-    n = len(loads[0]["ttft_ms"])
-    lines, axes = drawing.figure(f"TTFT, n = {n} at each load", "load, % of the highest rate", "ms")
-    drawing.line(axes, places, [fmean(each["ttft_ms"]) for each in loads], "mean")
+    loads = _loads(data)
+    pooled = [_pooled(data["rounds"], load) for load in loads]
+    places = [100 * load for load in loads]
+    lines, axes = drawing.figure(
+        f"TTFT, n = {len(pooled[0])} at each load", "load, % of the highest rate", "ms"
+    )
+    drawing.line(axes, places, [fmean(values) for values in pooled], "mean")
     for index, share in enumerate(SHARES, start=1):
-        found = [percentile(each["ttft_ms"], share) for each in loads]
+        found = [percentile(values, share) for values in pooled]
         told = [(at, value) for at, value in zip(places, found, strict=True) if value is not None]
         if told:
-            at, values = zip(*told, strict=True)
-            drawing.line(axes, at, values, f"p{share * 100:g}", index)
+            at, heights = zip(*told, strict=True)
+            drawing.line(axes, at, heights, _name(share), index)
     drawing.logarithmic(axes, "y")
     drawing.legend(axes)
     spread, axes = drawing.figure("TTFT by load", "ms", "share of requests")
-    for index, each in enumerate(loads):
-        drawing.cdf(axes, each["ttft_ms"], f"{percent(each['load'])} load", index)
+    for index, (load, values) in enumerate(zip(loads, pooled, strict=True)):
+        drawing.cdf(axes, values, f"{percent(load)} load", index)
     drawing.logarithmic(axes, "x")
     drawing.legend(axes)
     return [lines, spread]
@@ -119,51 +125,81 @@ def plots(data: Data) -> list[Figure]:
 
 def reading(data: Data) -> tuple[str, str]:
     """Two sentences: mean against tail at the highest load, and how both grow."""
-    low, high = data["loads"][0], data["loads"][-1]
-    n = min(len(each["ttft_ms"]) for each in data["loads"])
-    share = max((each for each in SHARES if percentile([0.0] * n, each) is not None), default=None)
+    low, *_, high = _loads(data)
+    n = min(len(_pooled(data["rounds"], load)) for load in (low, high))
+    share = _furthest(n)
     if share is None:
         few = f"n = {n} requests are too few for any percentile"
         return (f"{few}: {NOT_SEEN}.", "So nothing can be said of the growth of the tail either.")
-    withheld = [f"p{each * 100:g}" for each in SHARES if each > share]
-    note = f"; {' and '.join(withheld)} withheld, n is too small" if withheld else ""
-    return (_hidden(low, high, share, n, note), _growth(low, high, share))
+    withheld = [_name(each) for each in SHARES if each > share]
+    note = f"; {spread_of(withheld)} withheld, n is too small" if withheld else ""
+    return (_hidden(data, share, n, note), _growth(data, share))
 
 
-def _hidden(low: dict[str, Any], high: dict[str, Any], share: float, n: int, note: str) -> str:
-    values, name = high["ttft_ms"], f"p{share * 100:g}"
+def _hidden(data: Data, share: float, n: int, note: str) -> str:
+    low, *_, high = _loads(data)
+    values = _pooled(data["rounds"], high)
     mean, tail = fmean(values), percentile(values, share)
     assert tail is not None
-    slower = sum(value > mean for value in values) / len(values)
     said = effect([mean], [tail])
-    figures = f"mean {mean:.0f} ms, {name} {tail:.0f} ms"
-    scene = f"At {percent(high['load'])} of the highest rate TTFT was: {figures} (n = {n}{note})"
-    if said.rises:
-        return (
-            f"{scene}: the tail is {times(said.ratio)} the mean, which {percent(slower)} of the "
-            f"requests exceed; at {percent(low['load'])} it is {times(_tail(low, share))}."
-        )
-    return f"{scene}: {NOT_SEEN}, this mean tells the tail well enough."
+    figures = f"mean {ms(mean)}, {_name(share)} {ms(tail)}"
+    scene = f"At {percent(high)} of the highest rate TTFT was: {figures} (n = {n}{note})"
+    if not said.rises:
+        return f"{scene}: {NOT_SEEN}, this mean tells the tail well enough."
+    slower = sum(value > mean for value in values) / len(values)
+    others = _pooled(data["rounds"], low)
+    ratio = (percentile(others, share) or 0.0) / fmean(others)
+    return (
+        f"{scene}: the tail is {times(said.ratio)} the mean, which {percent(slower)} of the "
+        f"requests exceed; at {percent(low)} it is {times(ratio)}."
+    )
 
 
-def _tail(load: dict[str, Any], share: float) -> float:
-    """The percentile by the mean."""
-    return (percentile(load["ttft_ms"], share) or 0.0) / fmean(load["ttft_ms"])
+def _growth(data: Data, share: float) -> str:
+    """Seen where it is in the rounds, by the furthest percentile that one round can tell."""
+    loads = _loads(data)
+    low, high = loads[0], loads[-1]
+    by_round = [
+        [_round_tail(each) for each in data["rounds"] if each["load"] == at] for at in loads
+    ]
+    seen = effect(by_round[0], by_round[-1])
+    tails = [percentile(_pooled(data["rounds"], at), share) or 0.0 for at in loads]
+    means = [fmean(_pooled(data["rounds"], at)) for at in (low, high)]
+    span = f"From {percent(low)} to {percent(high)} load {_name(share)}"
+    if not seen.rises:
+        return f"{span} went from {ms(tails[0])} to {ms(tails[-1])}: {NOT_SEEN}."
+    grown_ms, mean_ms = tails[-1] - tails[0], means[1] - means[0]
+    growth = f"{ms(grown_ms)} against {ms(mean_ms)}"
+    if grown_ms <= mean_ms:
+        return f"{span} grew no more than the mean ({growth}): {NOT_SEEN}."
+    between = max(tails[1:-1], default=0.0)
+    uneven = f", and unevenly (it was {ms(between)} between)" if between > tails[-1] else ""
+    return (
+        f"{span} grew from {ms(tails[0])} to {ms(tails[-1])}{uneven}, the mean from "
+        f"{ms(means[0])} to {ms(means[1])}: who promises a {_name(share)} needs room for "
+        f"{growth} (n = {seen.n} rounds)."
+    )
 
 
-def _growth(low: dict[str, Any], high: dict[str, Any], share: float) -> str:
-    name = f"p{share * 100:g}"
-    mean = effect([fmean(low["ttft_ms"])], [fmean(high["ttft_ms"])])
-    ends = [percentile(each["ttft_ms"], share) or 0.0 for each in (low, high)]
-    tail = effect(ends[:1], ends[1:])
-    span = f"From {percent(low['load'])} to {percent(high['load'])} load"
-    growth_ms = f"{tail.then - tail.first:+.0f} ms against {mean.then - mean.first:+.0f} ms"
-    if tail.rises:
-        return (
-            f"{span} {name} grew {times(tail.ratio)}, from {tail.first:.0f} to {tail.then:.0f} ms, "
-            f"and the mean {times(mean.ratio)} ({growth_ms}): who promises a {name} must leave "
-            "room that the mean does not ask for."
-            if tail.then - tail.first > mean.then - mean.first
-            else f"{span} {name} grew no more than the mean ({growth_ms}): {NOT_SEEN}."
-        )
-    return f"{span} {name} went from {tail.first:.0f} to {tail.then:.0f} ms: {NOT_SEEN}."
+def _round_tail(each: dict[str, Any]) -> float:
+    values = each["ttft_ms"]
+    share = _furthest(len(values))
+    return max(values) if share is None else percentile(values, share) or 0.0
+
+
+def _furthest(n: int) -> float | None:
+    """The furthest percentile that so many values can tell."""
+    told = [share for share in SHARES if percentile([0.0] * n, share) is not None]
+    return max(told, default=None)
+
+
+def _name(share: float) -> str:
+    return f"p{100 * share:g}"
+
+
+def _loads(data: Data) -> list[float]:
+    return sorted({each["load"] for each in data["rounds"]})
+
+
+def _pooled(rounds: list[dict[str, Any]], load: float) -> list[float]:
+    return [value for each in rounds if each["load"] == load for value in each["ttft_ms"]]
