@@ -44,7 +44,7 @@ SLOTS = 5
 SHARES = tuple((2 * number + 1) / REQUESTS for number in range(REQUESTS))
 WAYS: dict[str, Admission] = {"static": Static(SLOTS), "continuous": Continuous(SLOTS)}
 KINDS = ("different", "equal")
-SCALE, SCALE_QUICK = 0.2, 0.1
+SCALE, SCALE_QUICK = 0.2, 0.06
 ROUNDS, ROUNDS_QUICK = 3, 2
 
 
