@@ -183,7 +183,7 @@ def measure(bench: Bench) -> Data:
             "engines": "2 processes, one core each; the product's engine and hand-over through "
             "the slab, without router, Ray and HTTP",
             "apart": f"prefill in steps of at most {BUDGETS[0]} tokens",
-            "time": "real, from a request's due time on",
+            "times": "elapsed, from when a request was due; no network",
             "steps disturbed by other processes": f"{max(0.0, 1 - cpu / step):.1%} of their time",
         },
         "streams": STREAMS,

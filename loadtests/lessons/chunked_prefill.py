@@ -18,7 +18,7 @@ from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
 from loadtests.lessons.figures import times
 from loadtests.lessons.lesson import Bench, Data
-from loadtests.lessons.stepped import Prefill, play_on
+from loadtests.lessons.stepped import TIMES, Prefill, play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.metrics import itl_ms, tpot_ms, ttft_ms
 from loadtests.load.records import Request
@@ -83,7 +83,7 @@ def measure(bench: Bench) -> Data:
             "long prompt": f"{long_tokens} tokens, when the streams have {STREAM_TOKENS_BEFORE}",
             "off": "the prompt in one step, with one token of each stream",
             "gaps": "of all streams, from the prompt's arrival to its first token",
-            "time": "the engine's own; no network",
+            "times": TIMES,
         },
         "long_tokens": long_tokens,
         "streams": STREAMS,

@@ -16,7 +16,7 @@ from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, effect, percentile
 from loadtests.lessons.figures import ms, percent, times
 from loadtests.lessons.lesson import Bench, Data, spread_of
-from loadtests.lessons.stepped import play_on
+from loadtests.lessons.stepped import TIMES, play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.metrics import ttft_ms
 from loadtests.load.records import Request
@@ -69,7 +69,7 @@ def measure(bench: Bench) -> Data:
             "requests": f"{spans[0]} in, {spans[1]} out, evenly drawn; the same at each load",
             "highest rate": f"{rates[0]:.1f} to {rates[-1]:.1f} requests/s, {n} at once",
             "warm-up": f"the first {round(WARM_UP * n)} of each load and round are not counted",
-            "time": "the engine's own; no network, and the idle time between arrivals is skipped",
+            "times": f"{TIMES}; idle time between arrivals is skipped",
         },
         "rounds": found,
     }

