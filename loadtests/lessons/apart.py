@@ -25,6 +25,7 @@ from loadtests.lessons.effects import NOT_SEEN, Effect, effect, percentile
 from loadtests.lessons.engine import Engine, EngineFailed
 from loadtests.lessons.figures import ms, percent, times
 from loadtests.lessons.lesson import Bench, Data
+from loadtests.lessons.model_files import kv_bytes_per_token
 from loadtests.lessons.virtual_client import prompt_of
 from loadtests.load.metrics import itl_ms, tpot_ms, ttft_ms
 from loadtests.load.records import Chunk, Outcome, Sample
@@ -59,8 +60,9 @@ HEADROOM = 1.5
 """Time between long prompts, by the time that one takes alone: together must keep up too."""
 FIRST_S = 0.5
 """When the first long prompt comes."""
-SLAB_BYTES = 512 << 20
-KV_CACHE_BYTES = 256 << 20
+CACHE_TOKENS = 10_240
+"""In each engine and in the slab: more than all requests of a play together."""
+CACHE_BYTES_MIN = 256 << 20
 START_DELAY_S = 0.2
 """Until a play begins: both engines must have heard of it."""
 
@@ -113,7 +115,9 @@ def pair(bench: Bench) -> Iterator[Pair]:
         raise EngineFailed("two engines side by side need two cores, and this process has one")
     bench.drop_engines()  # their memory
     with ExitStack() as stack:
-        agent = AgentServer(str(bench.scratch / "agent.sock"), SLAB_BYTES)
+        token_bytes = kv_bytes_per_token(bench.model, bench.dtype)
+        cache_bytes = max(CACHE_BYTES_MIN, CACHE_TOKENS * token_bytes)
+        agent = AgentServer(str(bench.scratch / "agent.sock"), cache_bytes)
         stack.callback(agent.close)
         settings = [
             {
@@ -121,8 +125,8 @@ def pair(bench: Bench) -> Iterator[Pair]:
                 "served_model": "lesson",
                 "role": role,
                 "dtype": bench.dtype,
-                "max_model_len": 4096,
-                "kv_cache_bytes": KV_CACHE_BYTES,
+                "max_model_len": bench.context_max,
+                "kv_cache_bytes": cache_bytes,
                 "max_num_batched_tokens": BUDGETS[0],
                 "agent_socket": agent.socket_path,
                 "owner": f"{role}-engine",
@@ -153,6 +157,7 @@ def measure(bench: Bench) -> Data:
     rounds = ROUNDS_QUICK if bench.quick else ROUNDS
     longs_n = LONGS_QUICK if bench.quick else LONGS
     long_tokens = LONG_TOKENS_QUICK if bench.quick else LONG_TOKENS
+    long_tokens = min(long_tokens, bench.context_max - LONG_OUTPUT_TOKENS)
     generator = random.Random(6)
     found = []
     with pair(bench) as engines:
@@ -161,6 +166,7 @@ def measure(bench: Bench) -> Data:
         interval_s = HEADROOM * ttft_ms(alone[-1]) / 1e3
         step_s = (tpot_ms(alone[0]) or 0.0) / 1e3
         lasting = round((FIRST_S + longs_n * interval_s) / step_s)
+        lasting = min(lasting, bench.context_max - STREAM_TOKENS)
         due_s = [FIRST_S + number * interval_s for number in range(longs_n)]
         for number in range(rounds):
             for arrangement in ARRANGEMENTS:

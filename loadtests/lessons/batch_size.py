@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
 from loadtests.lessons.figures import percent, times
-from loadtests.lessons.lesson import Bench, Data
-from loadtests.lessons.stepped import TIMES, play_on
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data
+from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.records import Request
 
@@ -63,7 +63,7 @@ def measure(bench: Bench) -> Data:
         "conditions": {
             "requests": f"all at once, {INPUT_TOKENS} tokens in, {output_tokens} out",
             "steps": "decode steps with the whole batch; no prefill",
-            "times": TIMES,
+            **BUSY_TIMES,
         },
         "rounds": found,
     }

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
 from loadtests.lessons.figures import percent, times
-from loadtests.lessons.lesson import Bench, Data
-from loadtests.lessons.stepped import TIMES, play_on
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data
+from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Admission, Continuous, Played, Static, prompt_of
 from loadtests.load.metrics import tpot_ms, ttft_ms
 from loadtests.load.records import Request, Sample
@@ -75,7 +75,7 @@ def measure(bench: Bench) -> Data:
             "requests": f"{REQUESTS} at once, {input_tokens} tokens in, {output_tokens} out (mean)",
             "different lengths": f"{spread[0]} to {spread[-1]} tokens out, evenly spread, shuffled",
             "slots": SLOTS,
-            "times": TIMES,
+            **BUSY_TIMES,
         },
         "requests": REQUESTS,
         "slots": SLOTS,

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, Effect, effect
 from loadtests.lessons.figures import times
-from loadtests.lessons.lesson import Bench, Data
-from loadtests.lessons.stepped import TIMES, Prefill, play_on
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data
+from loadtests.lessons.stepped import Prefill, play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.metrics import itl_ms, tpot_ms, ttft_ms
 from loadtests.load.records import Request
@@ -56,6 +56,7 @@ def measure(bench: Bench) -> Data:
     budgets = BUDGETS[::2] if bench.quick else BUDGETS
     long_tokens = LONG_TOKENS_QUICK if bench.quick else LONG_TOKENS
     engine = bench.engine()
+    long_tokens = min(long_tokens, engine.setup.max_model_len - LONG_OUTPUT_TOKENS)
     generator = random.Random(2)
     # How long the streams alone need until then, on this machine.
     alone = play_on(engine, _streams(generator))
@@ -83,7 +84,7 @@ def measure(bench: Bench) -> Data:
             "long prompt": f"{long_tokens} tokens, when the streams have {STREAM_TOKENS_BEFORE}",
             "off": "the prompt in one step, with one token of each stream",
             "gaps": "of all streams, from the prompt's arrival to its first token",
-            "times": TIMES,
+            **BUSY_TIMES,
         },
         "long_tokens": long_tokens,
         "streams": STREAMS,

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN
 from loadtests.lessons.figures import percent
-from loadtests.lessons.lesson import Bench, Data
-from loadtests.lessons.stepped import TIMES, play_on
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data
+from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import prompt_of
 from loadtests.load.metrics import e2e_ms, itl_ms, tpot_ms, ttft_ms
 from loadtests.load.records import Request, Sample
@@ -73,7 +73,7 @@ def measure(bench: Bench) -> Data:
         "n": {"requests": len(rows), "bursts": bursts},
         "conditions": {
             "requests": f"{BURST}, one every {APART_S:g} s, {spans[0]} in, {spans[1]} out",
-            "times": TIMES,
+            **BUSY_TIMES,
         },
         "rows": rows,
     }

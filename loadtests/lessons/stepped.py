@@ -18,9 +18,6 @@ from loadtests.lessons.engine import Engine
 from loadtests.lessons.virtual_client import AT_ONCE, Admission, Played, play
 from loadtests.load.records import Request
 
-TIMES = "CPU time of the engine's thread, which is what passes on an idle core; no network"
-"""Of all figures that come from a play."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prefill:

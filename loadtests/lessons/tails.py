@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from loadtests import plots as drawing
 from loadtests.lessons.effects import NOT_SEEN, effect, percentile
 from loadtests.lessons.figures import ms, percent, times
-from loadtests.lessons.lesson import Bench, Data, spread_of
-from loadtests.lessons.stepped import TIMES, play_on
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data
+from loadtests.lessons.stepped import play_on
 from loadtests.lessons.virtual_client import Played, prompt_of
 from loadtests.load.metrics import ttft_ms
 from loadtests.load.records import Request
@@ -69,7 +69,8 @@ def measure(bench: Bench) -> Data:
             "requests": f"{spans[0]} in, {spans[1]} out, evenly drawn; the same at each load",
             "highest rate": f"{rates[0]:.1f} to {rates[-1]:.1f} requests/s, {n} at once",
             "warm-up": f"the first {round(WARM_UP * n)} of each load and round are not counted",
-            "times": f"{TIMES}; idle time between arrivals is skipped",
+            "idle time between arrivals": "skipped",
+            **BUSY_TIMES,
         },
         "rounds": found,
     }
@@ -132,7 +133,7 @@ def reading(data: Data) -> tuple[str, str]:
         few = f"n = {n} requests are too few for any percentile"
         return (f"{few}: {NOT_SEEN}.", "So nothing can be said of the growth of the tail either.")
     withheld = [_name(each) for each in SHARES if each > share]
-    note = f"; {spread_of(withheld)} withheld, n is too small" if withheld else ""
+    note = f"; {' and '.join(withheld)} withheld, n is too small" if withheld else ""
     return (_hidden(data, share, n, note), _growth(data, share))
 
 

@@ -81,6 +81,7 @@ class SimulatedBench:
 
     def __init__(self, *, quick: bool = True, **changes: Any) -> None:
         self.quick = quick
+        self.context_max = BUDGET
         self.said: list[str] = []
         self._changes = changes
 
@@ -93,7 +94,7 @@ class SimulatedBench:
 
 class _Handle:
     def __init__(self, changes: dict[str, Any]) -> None:
-        self.setup = SimpleNamespace(max_num_batched_tokens=BUDGET)
+        self.setup = SimpleNamespace(max_num_batched_tokens=BUDGET, max_model_len=BUDGET)
         self.step_s = self.step_cpu_s = 0.0
         self._changes = changes
 
