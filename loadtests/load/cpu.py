@@ -199,7 +199,7 @@ def headwater_roles(url: str) -> dict[int, tuple[str, bool]]:
     Workers are engines: each holds its engine in its own process.
     """
     status = _get(url, "/headwater/status")
-    ledger = _get(url, "/headwater/ledger") if status else {}
+    ledger = _get(url, "/headwater/ledger?scan=false&owners=false") if status else {}
     roles = {
         int(worker["pid"]): (f"{worker['role']} worker", True)
         for worker in status.get("workers", ())

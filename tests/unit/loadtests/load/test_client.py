@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import time
@@ -254,6 +255,21 @@ async def test_nobody_there_is_unreachable() -> None:
         sample = await ask(f"http://127.0.0.1:{held.getsockname()[1]}")
     assert sample.outcome is Outcome.UNREACHABLE
     assert sample.detail
+
+
+async def test_a_connection_that_nobody_takes_is_unreachable_not_timed_out() -> None:
+    with contextlib.ExitStack() as held:
+        full = held.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # more than are kept waiting: the next one gets no answer
+            waiting = held.enter_context(socket.socket())
+            waiting.settimeout(0)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        sample = await ask(url, connect_timeout_s=0.2, timeout_s=60.0)
+    assert sample.outcome is Outcome.UNREACHABLE
+    assert sample.ended_s - sample.sent_s < 60
 
 
 async def test_a_connection_that_ends_before_the_answer_is_cut() -> None:

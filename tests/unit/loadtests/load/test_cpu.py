@@ -146,7 +146,9 @@ def test_headwater_tells_its_workers_and_agents_by_pid() -> None:
                 {"role": "decode"},  # not linked yet
             ]
         },
-        "/headwater/ledger": {"nodes": [{"pid": 13}, {"node": "x", "error": "away"}]},
+        "/headwater/ledger?scan=false&owners=false": {
+            "nodes": [{"pid": 13}, {"node": "x", "error": "away"}]
+        },
     }
     with _answering(told) as url:
         assert cpu.headwater_roles(url + "/v1") == {
