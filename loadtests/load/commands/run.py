@@ -7,6 +7,7 @@ requests arrive as --arrival says, however slow the server is.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
@@ -75,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = Job(
         server=server,
         requests=requests,
-        plan=plan,
+        plan=_ending_with(requests, plan) if arguments.requests else plan,
         conditions=conditions,
         label=arguments.label,
         slo=arguments.slo,
@@ -113,6 +114,15 @@ def workload(
     if found.reuse is not None:
         conditions["reusable_share"] = found.reuse.token_share
     return requests, conditions
+
+
+def _ending_with(requests: list[Request], plan: Plan) -> Plan:
+    """Of an open loop: whatever is over first, the requests that were asked for or the duration."""
+    last_s = plan.last_send_s
+    last_due_s = max(request.due_s for request in requests)
+    if plan.concurrency is None and last_s is not None and last_due_s < last_s:
+        return replace(plan, duration_s=None)
+    return plan
 
 
 def _times(arguments: argparse.Namespace, plan: Plan) -> list[float] | None:

@@ -101,6 +101,17 @@ def test_an_open_loop_sends_what_arrives_within_its_duration(
     assert found.conditions["arrival"] == {"kind": "constant", "rate": 40}
 
 
+def test_an_open_loop_ends_with_its_requests_if_they_are_over_before_the_duration(
+    server: tuple[StubServer, str], tmp_path: Path
+) -> None:
+    output = tmp_path / "run.json"
+    words = ("--rate", "100", "--requests", "5", "--duration-s", "86400", "--output", str(output))
+    assert run(server[1], *words) == 0
+    found = Run.read(output)
+    assert len(found.samples) == 5
+    assert found.window_s[1] == max(sample.ended_s for sample in found.samples)
+
+
 def test_a_session_is_one_arrival_of_an_open_loop(
     server: tuple[StubServer, str], tmp_path: Path
 ) -> None:
