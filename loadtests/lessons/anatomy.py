@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from loadtests import plots as style
 from loadtests.lessons.figures import ms, percent, times
-from loadtests.lessons.lesson import Bench, Data, Table
+from loadtests.lessons.lesson import BUSY_TIMES, Bench, Data, Table
 from loadtests.lessons.records import Job, Step
 
 NAME = "anatomy"
@@ -55,7 +55,12 @@ def measure(bench: Bench) -> Data:
             "prefill steps": sum(step["prefill_tokens"] > 0 for run in runs for step in run),
             "decode steps": sum(step["prefill_tokens"] == 0 for run in runs for step in run),
         },
-        "conditions": {"prompt tokens": PROMPT_TOKENS, "output tokens": output, "batch": 1},
+        "conditions": {
+            "prompt tokens": PROMPT_TOKENS,
+            "output tokens": output,
+            "batch": 1,
+            **BUSY_TIMES,
+        },
         "runs": runs,
     }
 
@@ -63,7 +68,7 @@ def measure(bench: Bench) -> Data:
 def _told(step: Step) -> dict[str, float]:
     return {
         "begin_ms": round(1e3 * step.begin_s, 3),
-        "ms": round(step.ms, 4),
+        "ms": round(step.busy_ms, 4),
         "prefill_tokens": step.prefill_tokens,
         "dense_ms": round(1e3 * (step.model_s - step.attention_s), 4),
         "attention_ms": round(1e3 * step.attention_s, 4),
@@ -138,12 +143,15 @@ def plots(data: Data) -> list[Figure]:
         )
     style.logarithmic(time_axes, "y")
     style.legend(time_axes)
-    parts, axes = style.figure("Where a step's time goes", "", "share of the step")
-    series = {
-        name: [_shares(data["runs"], prefill=phase)[part] for phase in (True, False)]
-        for part, name in PARTS.items()
-    }
-    style.bars(axes, ["prefill", "decode"], series)
+    parts, axes = style.figure("Where a step's time goes", "share of the step", "")
+    left = [0.0, 0.0]
+    for index, (part, name) in enumerate(PARTS.items()):
+        widths = [_shares(data["runs"], prefill=phase)[part] for phase in (True, False)]
+        axes.barh([1, 0], widths, left=left, height=0.55, color=style.PALETTE[index], label=name)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_yticks([1, 0], ["prefill", "decode"])
+    axes.set_xlim(0, 1)
+    axes.grid(visible=False, axis="y")
     style.legend(axes)
     return [timeline, parts]
 

@@ -14,7 +14,17 @@ from typing import cast
 from loadtests.lessons.lesson import Lesson
 
 # On one engine, without a server.
-ENGINE_LESSONS: tuple[str, ...] = ("anatomy",)
+ENGINE_LESSONS: tuple[str, ...] = (
+    "anatomy",
+    "prefill_length",
+    "decode_step",
+    "no_kv_cache",
+    "kv_memory",
+    "paged_blocks",
+    "block_map",
+    "prefix_caching",
+    "context_limit",
+)
 # Of many requests at once, and of the served cluster.
 SERVING_LESSONS: tuple[str, ...] = (
     "batching",

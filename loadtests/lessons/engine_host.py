@@ -136,7 +136,6 @@ class EngineHost:
         runner = _runner(self._core)
         model = self.config.model_config
         tensors = [tensor for tensor in runner.kv_caches if tensor is not None]
-        weights = {each.data_ptr(): each.nbytes for each in runner.model.parameters()}
         parallel = self.config.parallel_config
         return EngineFacts(
             layers=len(tensors),
@@ -147,10 +146,14 @@ class EngineHost:
             block_size=self.config.cache_config.block_size,
             blocks=self._core.scheduler.kv_cache_manager.block_pool.num_gpu_blocks,
             cache_bytes=sum(tensor.nbytes for tensor in tensors),
-            weight_bytes=sum(weights.values()),
             threads=torch.get_num_threads(),
             versions={"vllm": vllm.__version__, "torch": torch.__version__},
         )
+
+    @property
+    def connector(self) -> Any:
+        """The scheduler's side of Headwater's connector; None without an agent."""
+        return self._core.scheduler.connector
 
     def apply(self, function: Callable[..., Any], *positional: Any) -> Any:
         """Call a module's function with this host: what one lesson alone needs of an engine."""
@@ -230,10 +233,10 @@ class _StepClock:
         from vllm.model_executor.layers.attention import Attention
 
         def begin(*_: Any) -> None:
-            self._attention_began_s = time.perf_counter()
+            self._attention_began_s = time.thread_time()
 
         def end(*_: Any) -> None:
-            self.spent_s["attention_s"] += time.perf_counter() - self._attention_began_s
+            self.spent_s["attention_s"] += time.thread_time() - self._attention_began_s
 
         layers = [module for module in model.modules() if isinstance(module, Attention)]
         assert layers, "the model has no attention layer that vLLM knows"
@@ -242,11 +245,11 @@ class _StepClock:
 
     def _timed(self, part: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*positional: Any, **named: Any) -> Any:
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             try:
                 return method(*positional, **named)
             finally:
-                self.spent_s[part] += time.perf_counter() - began_s
+                self.spent_s[part] += time.thread_time() - began_s
 
         return timed
 

@@ -65,9 +65,21 @@ def ms(value: float) -> str:
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"  # noqa: PLR2004
 
 
+def memory(size_bytes: float) -> str:
+    """Both units by name, in the size that fits."""
+    if size_bytes >= 2**30:
+        return f"{size_bytes / 2**30:,.3g} GiB, which is {size_bytes / 1e9:,.3g} GB"
+    return f"{size_bytes / 2**20:,.3g} MiB, which is {size_bytes / 1e6:,.3g} MB"
+
+
 def times(value: float) -> str:
     """A ratio for a sentence."""
     return f"{value:,.0f} times" if value >= 10 else f"{value:.2g} times"  # noqa: PLR2004
+
+
+def plural(count: int, word: str) -> str:
+    """1 time, 2 times."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def percent(share: float) -> str:

@@ -12,7 +12,7 @@ import platform
 import random
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,17 +23,23 @@ from typing import Any, Protocol, Self
 from matplotlib.figure import Figure
 
 from loadtests.lessons.engine import Engine, EngineFailed
+from loadtests.lessons.model_files import kv_bytes_per_token, positions_of
 from loadtests.lessons.records import EngineSetup
 
 FORMAT = "headwater-lesson/1"
 Data = dict[str, Any]
 """JSON: what a lesson measured, "n" (how many of what) and "conditions" always among it."""
 Progress = Callable[[str], None]
+# The conditions of a lesson that tells Step.busy_ms.
+BUSY_TIMES = {
+    "times": "CPU time of the engine's thread; on an idle core the same as elapsed time",
+}
 
+CONTEXT_MAX = 8192  # tokens: as far as the longest full lesson goes
+KV_CACHE_BYTES_MIN = 256 << 20
 ENGINES_MAX = 2  # at once; about 1 GB each
 # Ids that are whole words or parts of words in any vocabulary that we meet, not special ones.
 TOKEN_IDS = (400, 20_000)
-NO_VARIABLE_CPU = "unknown CPU"
 
 
 class Lesson(Protocol):
@@ -95,6 +101,7 @@ class Bench:
         self.dtype = dtype
         self.cores = tuple(sorted(os.sched_getaffinity(0)))
         self.core = self.cores[-1]  # the first one gets most of a machine's interrupts
+        self.context_max = min(CONTEXT_MAX, positions_of(model))
         self._engines: dict[EngineSetup, Engine] = {}  # in the order of last use
         self._ended_s = (0.0, 0.0)
         self._scratch = tempfile.TemporaryDirectory(prefix="headwater-lessons-")
@@ -109,7 +116,17 @@ class Bench:
 
         changes: fields of EngineSetup. The engine is the bench's to close. Raises EngineFailed.
         """
-        given = {"model": str(self.model), "core": self.core, "dtype": self.dtype, **changes}
+        given = {
+            "model": str(self.model),
+            "core": self.core,
+            "dtype": self.dtype,
+            "max_model_len": self.context_max,
+            "max_num_batched_tokens": self.context_max,
+            **changes,
+        }
+        # One request of the longest context must fit, and a few short ones beside it.
+        least = kv_bytes_per_token(Path(given["model"]), given["dtype"]) * given["max_model_len"]
+        given.setdefault("kv_cache_bytes", max(KV_CACHE_BYTES_MIN, least * 5 // 4))
         setup = EngineSetup(**given)
         engine = self._engines.pop(setup, None)
         if engine is None or not engine.alive:
@@ -148,6 +165,11 @@ class Bench:
             "engine": "vLLM in one process, one thread, pinned to one core, no torch.compile",
             "mode": "quick" if self.quick else "full",
         }
+
+    def end(self, engine: Engine) -> None:
+        """End an engine that no later lesson can use, such as one whose agent ends."""
+        if engine.setup in self._engines:
+            self._close(engine.setup)
 
     def drop_engines(self) -> None:
         """End all engines: after a failure none is trusted."""
@@ -241,9 +263,4 @@ def cpu_name() -> str:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    return platform.machine() or NO_VARIABLE_CPU
-
-
-def spread_of(names: Sequence[str]) -> str:
-    """Names in a sentence: "a, b and c"."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+    return platform.machine()

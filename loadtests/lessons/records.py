@@ -23,11 +23,11 @@ class EngineSetup:
     model: str
     core: int
     dtype: str = "bfloat16"
-    max_model_len: int = 4096
+    max_model_len: int = 8192
     block_size: int = 32
     kv_cache_bytes: int = 256 << 20
     max_num_seqs: int = 32
-    max_num_batched_tokens: int = 4096
+    max_num_batched_tokens: int = 8192
     chunked_prefill: bool = True
     prefix_caching: bool = True
     random_weights: bool = False
@@ -66,10 +66,11 @@ class Part:
 class Step:
     """One step of the engine.
 
-    schedule_s: choosing what to compute. model_s: the forward pass, attention_s of it inside the
-    attention layers (0 unless watched). sample_s: logits to tokens. update_s: the books after it.
     cpu_s: CPU time of the engine's thread, which is less than the step took where other processes
-    had the core. blocks: by request, the KV blocks that it holds (empty unless watched).
+    had the core. Of that time: schedule_s: choosing what to compute. model_s: the forward pass,
+    attention_s of it inside the attention layers (0 unless watched). sample_s: logits to tokens.
+    update_s: the books after it. blocks: by request, the KV blocks that it holds (empty unless
+    watched).
     """
 
     begin_s: float
@@ -88,6 +89,11 @@ class Step:
     def ms(self) -> float:
         """How long it took."""
         return 1e3 * (self.end_s - self.begin_s)
+
+    @property
+    def busy_ms(self) -> float:
+        """What it cost, whoever else wanted the core: CPU time, ms."""
+        return 1e3 * self.cpu_s
 
     @property
     def prefill_tokens(self) -> int:
@@ -162,7 +168,7 @@ class EngineFacts:
     """What the engine itself says of its memory.
 
     blocks: of the KV cache; one of them is vLLM's null block, which no request gets. cache_bytes:
-    of the tensors that hold them. weight_bytes: of all parameters, those shared counted once.
+    of the tensors that hold them.
     """
 
     layers: int
@@ -173,7 +179,6 @@ class EngineFacts:
     block_size: int
     blocks: int
     cache_bytes: int
-    weight_bytes: int
     threads: int
     versions: Mapping[str, str]
 
