@@ -17,10 +17,10 @@ TITLE = "One request, step by step"
 QUESTION = "Where does the time of a request go, and what share of it is reading the prompt?"
 TERMS = ("token", "step", "prefill", "decode", "TTFT", "TPOT", "end-to-end", "scheduler")
 EXPLANATION = """
-A request of 200 prompt tokens asks for an answer of 500 (half as many with --quick). Nothing else
-runs. The engine reads the whole prompt in one step, which gives the first token of the answer; each
-later token takes a step of its own, because a model makes a token from the one before it. So an
-answer of 500 tokens is 1 prefill step and 499 decode steps.
+A request of 200 prompt tokens asks for an answer of 500. Nothing else runs. The engine reads the
+whole prompt in one step, which gives the first token of the answer; each later token takes a step
+of its own, because a model makes a token from the one before it. So an answer of 500 tokens is 1
+prefill step and 499 decode steps.
 
 Inside a step the scheduler chooses what to compute, the model runs over it, the sampler picks the
 next token, and the engine writes its books.
@@ -37,17 +37,16 @@ PARTS = {
 
 def measure(bench: Bench) -> Data:
     """The same request a few times, each time computed afresh."""
-    output = OUTPUT_TOKENS // 2 if bench.quick else OUTPUT_TOKENS
     repeats = 1 if bench.quick else 3
     engine = bench.engine()
     engine.watch(attention=True)
     runs = []
     for repeat in range(repeats):
-        bench.say(f"request {repeat + 1} of {repeats}: {PROMPT_TOKENS} in, {output} out")
+        bench.say(f"request {repeat + 1} of {repeats}: {PROMPT_TOKENS} in, {OUTPUT_TOKENS} out")
         prompt = bench.prompt(PROMPT_TOKENS, seed=repeat)
-        played = engine.play([Job("request", prompt, output)])
+        played = engine.play([Job("request", prompt, OUTPUT_TOKENS)])
         answer = played.answers["request"]
-        assert len(answer.tokens) == output, "the answer is not as long as asked for"
+        assert len(answer.tokens) == OUTPUT_TOKENS, "the answer is not as long as asked for"
         runs.append([_told(step) for step in played.steps])
     return {
         "n": {
@@ -57,7 +56,7 @@ def measure(bench: Bench) -> Data:
         },
         "conditions": {
             "prompt tokens": PROMPT_TOKENS,
-            "output tokens": output,
+            "output tokens": OUTPUT_TOKENS,
             "batch": 1,
             **BUSY_TIMES,
         },

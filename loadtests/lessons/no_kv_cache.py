@@ -26,12 +26,14 @@ and p + 1 and so on, in sum n·p + n·(n − 1)/2: it grows with the square. Bot
 tokens, since both compute the same thing; in float32 that can be checked token by token.
 """
 PROMPT_TOKENS = 32
+CONTEXT = 1024
 QUICK_TOKENS, FULL_TOKENS = 48, 200
 
 
 def measure(bench: Bench) -> Data:
     """Both ways, token by token."""
-    engine = bench.engine(dtype="float32", max_model_len=1024, max_num_batched_tokens=1024)
+    limit = min(CONTEXT, bench.context_max)
+    engine = bench.engine(dtype="float32", max_model_len=limit, max_num_batched_tokens=limit)
     output = QUICK_TOKENS if bench.quick else FULL_TOKENS
     prompt = bench.prompt(PROMPT_TOKENS, seed=4)
     bench.say(f"{output} tokens with a KV cache")

@@ -97,7 +97,8 @@ core. A GPU is far faster, and its figures are others; how the curves bend is wh
 {% if result.data %}
 <p class="conditions"><strong>n:</strong> {{ pairs(result.data.n) }}.
 <strong>Conditions:</strong> {{ pairs(result.data.conditions) }}.
-Took {{ result.data.seconds }} s. Data: <a href="{{ result.lesson.NAME }}.json">
+Measured {{ result.data.date }} in {{ result.data.seconds }} s.
+Data: <a href="{{ result.lesson.NAME }}.json">
 {{- result.lesson.NAME }}.json</a></p>
 {% endif %}
 </article>

@@ -1,8 +1,8 @@
 """The lessons' engine, and lessons on it: what is exact, and no time.
 
-Relied upon in vLLM 0.32: the four parts of EngineCore.step, prefill_stats,
-SamplingParams.skip_reading_prefix_cache, KVCacheManager.get_block_ids, the front end's rules of lengths, load_format
-"dummy".
+Relied upon in vLLM 0.32: the four parts of EngineCore.step, prefill_stats, get_block_ids of
+KVCacheManager, SamplingParams.skip_reading_prefix_cache, the front end's rules of lengths, and
+load_format "dummy".
 """
 
 from __future__ import annotations

@@ -26,16 +26,17 @@ def test_its_data_tell_the_conditions_of_the_bench_and_its_own() -> None:
         "model": "made up",
         "mode": "quick",
         "tokens": 7,
-        "steps disturbed by other processes": "3.1% of their time",
+        "taken by other processes": "3.1 % of the steps' time",
     }
     assert data["lesson"] == "made_up"
     assert data["seconds"] >= 0
+    assert data["date"].endswith(" UTC")
 
 
 def test_what_was_not_measured_on_an_engine_says_nothing_of_disturbance() -> None:
     data = teach(lesson(), bench(disturbance=None)).data
     assert data is not None
-    assert "steps disturbed by other processes" not in data["conditions"]
+    assert "taken by other processes" not in data["conditions"]
 
 
 def test_a_lesson_whose_engine_fails_says_so_and_leaves_no_engine_behind() -> None:
@@ -67,6 +68,7 @@ def test_data_of_another_lesson_or_without_n_are_refused() -> None:
     assert data is not None
     assert "are not data of lesson made_up" in read(lesson(), data).error
     assert "with their n" in read(lesson("other"), {**data, "n": {}}).error
+    assert "are not data" in read(lesson("other"), {**data, "format": "older"}).error
     assert read(lesson("other"), data).error == ""
 
 

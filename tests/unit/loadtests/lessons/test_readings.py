@@ -19,7 +19,7 @@ from loadtests.lessons import (
     prefill_length,
     prefix_caching,
 )
-from loadtests.lessons.lesson import Data, Lesson, read
+from loadtests.lessons.lesson import FORMAT, Data, Lesson, read
 
 
 def anatomy_data(prefill_ms: float = 200.0, step_ms: float = 20.0) -> Data:
@@ -207,7 +207,9 @@ CASES: list[tuple[Any, Data]] = [
 def test_a_lesson_reads_draws_and_tabulates_without_touching_its_data(
     lesson: Lesson, data: Data
 ) -> None:
-    data = {**data, "n": {"x": 1, **data["n"]}, "lesson": lesson.NAME}
+    frame = {"format": FORMAT, "lesson": lesson.NAME, "date": "today", "seconds": 1}
+    data = {**data, **frame, "n": {"x": 1, **data["n"]}}
+    data["conditions"] = {"x": 1, **data["conditions"]}
     before = copy.deepcopy(data)
     result = read(lesson, data)
     assert result.error == ""
