@@ -27,7 +27,7 @@ inside. With it one can say how much of a step grows with the square, and see ho
 """
 QUICK_LENGTHS = (64, 128, 256, 512, 1024, 2048)
 FULL_LENGTHS = (*QUICK_LENGTHS, 3072, 4096, 6144, 8000)
-LONG = 2000
+QUICK_ONCE, ONCE = 2000, 4000  # tokens from which on one prefill must do
 GROWN = 1.2  # of the share of attention; less than that is noise here
 
 
@@ -43,7 +43,7 @@ def measure(bench: Bench) -> Data:
     points = []
     for length in lengths:
         bench.say(f"prefill of {length} tokens")
-        repeats = (1 if length >= LONG else 3) if bench.quick else 3
+        repeats = 1 if length >= (QUICK_ONCE if bench.quick else ONCE) else 3
         for repeat in range(repeats):
             prompt = bench.prompt(length, seed=1000 * length + repeat)
             played = engine.play([Job("request", prompt, 1, reuse=False)])
