@@ -43,6 +43,7 @@ class Engine:
         self.setup = setup
         # Shares of the time that steps took, for the honesty of a lesson's conditions.
         self.step_s = self.step_cpu_s = 0.0
+        self._has_ended = False
         self._log = tempfile.NamedTemporaryFile(prefix="headwater-lesson-", suffix=".log")  # noqa: SIM115 - closed in close()
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
@@ -83,8 +84,8 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """Whether the child runs."""
-        return self._process.is_alive()
+        """Whether the child runs, as far as is known."""
+        return not self._has_ended and self._process.is_alive()
 
     def close(self) -> None:
         """End the child."""
@@ -99,20 +100,26 @@ class Engine:
         try:
             self._pipe.send((name, positional, named))
         except OSError as error:
-            raise EngineFailed(f"the engine has ended. {self._last_words()}") from error
+            raise self._ended() from error
         return self._answer(CALL_TIMEOUT_S)
 
     def _answer(self, timeout_s: float) -> Any:
         if not self._pipe.poll(timeout_s):
-            self._process.kill()  # a late answer would be taken for the next call's
+            self._has_ended = True  # a late answer would be taken for the next call's
+            self._process.kill()
             raise EngineFailed(f"the engine gave no answer within {timeout_s:.0f} s")
         try:
             good, value = self._pipe.recv()
         except (EOFError, OSError) as error:
-            raise EngineFailed(f"the engine has ended. {self._last_words()}") from error
+            raise self._ended() from error
         if not good:
             raise EngineFailed(value)
         return value
+
+    def _ended(self) -> EngineFailed:
+        # Its pipe tells at once; the fork server tells its exit code a little later.
+        self._has_ended = True
+        return EngineFailed(f"the engine has ended. {self._last_words()}")
 
     def _last_words(self) -> str:
         lines = Path(self._log.name).read_text(errors="replace").splitlines()[-LOG_LINES:]
