@@ -175,7 +175,7 @@ def cdf(axes: Axes, values: Sequence[float], label: str, index: int = 0) -> None
         where="post",
         color=style.color,
         linestyle=style.dash,
-        label=f"{_entry(label)} (n = {n})",
+        label=f"{_entry(label)} (n = {n:,})",
     )
     axes.set_ylim(0.0, 1.02)
 

@@ -5,6 +5,8 @@ Called by the report command; read by tables, plots and page. Reads files, nothi
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -115,6 +117,9 @@ def entries(found: Sequence[tuple[Path, Run]], comparison: Comparison) -> list[E
     at: list[float | None] = [*comparison.at] or [None] * len(found)
     series = [run.label or path.stem for path, run in found]
     names = series
+    if comparison.differences and comparison.across is None:
+        # Under different conditions they are no repeats of each other, whatever their labels.
+        series = _unique(series)
     if comparison.across is not None:
         key = comparison.across.rpartition(".")[2]
         # `sweep` calls its steps so.
@@ -145,9 +150,18 @@ def sweep_lines(shown: Sequence[Entry]) -> dict[str, list[Entry]]:
 
 def _summary(path: Path, run: Run) -> Summary:
     try:
+        _check_times(run)
         return metrics.summarise(run)
     except (ValueError, TypeError, IndexError, ZeroDivisionError) as error:
         raise ValueError(f"{path} is not a run of this tool: {error}") from error
+
+
+def _check_times(run: Run) -> None:
+    """Raises ValueError, and TypeError, for a time that no clock shows."""
+    times_s = (t for s in run.samples for t in (s.due_s, s.sent_s, s.ended_s))
+    chunks_s = (chunk.at_s for sample in run.samples for chunk in sample.chunks)
+    if not all(map(math.isfinite, itertools.chain(run.window_s, times_s, chunks_s))):
+        raise ValueError("a time in it is no finite number")
 
 
 def _unique(labels: Sequence[str]) -> list[str]:

@@ -195,7 +195,7 @@ def throughput(shown: Sequence[Entry]) -> Sheet:
         (
             entry.name,
             number(entry.summary.window_s),
-            count(entry.summary.succeeded),
+            count(round(entry.summary.requests_per_s * entry.summary.window_s)),
             number(entry.summary.requests_per_s),
             number(entry.summary.input_tokens_per_s),
             number(entry.summary.output_tokens_per_s),
@@ -204,12 +204,13 @@ def throughput(shown: Sequence[Entry]) -> Sheet:
         for entry in shown
     )
     columns = (
-        *("run", "window, s", "succeeded, n", "requests/s"),
+        *("run", "window, s", "succeeded in it, n", "requests/s"),
         *("input tokens/s", "output tokens/s", "total tokens/s"),
     )
     note = (
         "What happened within the window, divided by its length; failed requests count for "
-        "nothing. Input tokens include those that were found in a cache."
+        "nothing. n: requests that ended in it, whenever they were sent. Input tokens include "
+        "those that were found in a cache."
     )
     return Sheet("throughput", Table(columns, rows, "Throughput"), (note,))
 

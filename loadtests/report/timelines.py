@@ -21,6 +21,7 @@ from loadtests.report.numbers import count
 
 BINS_MAX = 40
 POINTS_MAX = 1500
+CROSSES_MAX = 60
 _WIDTHS_S = tuple(step * 10.0**power for power in range(-2, 6) for step in (1, 2, 5))
 _TIME = "time since the run began (s)"
 
@@ -92,12 +93,12 @@ def _requests(time: _Time, good: Sequence[Sample], bad: Sequence[Sample], name: 
     figure, axes = plots.figure("Requests over time", _TIME, "requests/s")
     middles = time.middles()
     sent = time.per_s(sample.sent_s for sample in time.samples)
-    plots.line(axes, middles, sent, f"sent (n = {len(time.samples)})", 0, markers=False)
+    plots.line(axes, middles, sent, f"sent (n = {count(len(time.samples))})", 0, markers=False)
     ended = time.per_s(sample.ended_s for sample in good)
-    plots.line(axes, middles, ended, f"succeeded (n = {len(good)})", 2, markers=False)
+    plots.line(axes, middles, ended, f"succeeded (n = {count(len(good))})", 2, markers=False)
     if bad:
         failed = time.per_s(sample.ended_s for sample in bad)
-        plots.line(axes, middles, failed, f"failed (n = {len(bad)})", 1, markers=False)
+        plots.line(axes, middles, failed, f"failed (n = {count(len(bad))})", 1, markers=False)
     return _finish(time, figure, axes, f"{name}-requests", f"By {time.width_s:g} s.")
 
 
@@ -113,16 +114,16 @@ def _ttft(time: _Time, good: Sequence[Sample], bad: Sequence[Sample], name: str)
         if step > 1:
             text += f" Of the {label} ones every {step}th is drawn."
         x, y = [s.sent_s for s in drawn], [metrics.ttft_ms(s) for s in drawn]
-        plots.points(axes, x, y, f"{label} (n = {len(some)})", 0 if index == 0 else 6)
+        plots.points(axes, x, y, f"{label} (n = {count(len(some))})", 0 if index == 0 else 6)
     if bad:
         axes.plot(
             [sample.sent_s for sample in bad],
             [0.03] * len(bad),
             transform=axes.get_xaxis_transform(),
             color=plots.look(1).color,
-            marker="x",
+            marker="x" if len(bad) <= CROSSES_MAX else "|",
             linestyle="",
-            label=f"failed, no TTFT (n = {len(bad)})",
+            label=f"failed, no TTFT (n = {count(len(bad))})",
         )
     return _finish(time, figure, axes, f"{name}-ttft", text)
 

@@ -71,7 +71,7 @@ def test_a_cdf_ends_at_one_and_says_its_n_however_many_samples_are_drawn() -> No
     assert len(many) < 500
     assert many == sorted(many)
     assert single == [0.0, 1.0]
-    assert {"many (n = 5000)", "single (n = 1)", "none (n = 0)"} <= set(words(plots.svg(figure)))
+    assert {"many (n = 5,000)", "single (n = 1)", "none (n = 0)"} <= set(words(plots.svg(figure)))
 
 
 def test_a_cdf_gives_the_share_at_or_below_each_value() -> None:

@@ -69,6 +69,14 @@ def test_repeats_are_one_line_of_all_their_samples_and_it_is_said(drawn: dict[st
     assert all("Runs of one label" in drawing.caption for drawing in drawings)
 
 
+def test_runs_of_different_conditions_are_never_one_line(drawn: dict[str, Axes]) -> None:
+    runs = (at_rate(1), at_rate(2))
+    comparison = compare(["a.json", "b.json"], runs, anyway=True)
+    found = [(Path("a.json"), runs[0]), (Path("b.json"), runs[1])]
+    list(distributions(entries(found, comparison), comparison))
+    assert list(lines(drawn["cdf-ttft_ms"])) == ["one #1 (n = 20)", "one #2 (n = 20)"]
+
+
 def test_of_more_lines_than_can_be_told_apart_some_are_left_out_and_it_is_said(
     drawn: dict[str, Axes],
 ) -> None:

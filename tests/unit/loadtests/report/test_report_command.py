@@ -148,6 +148,17 @@ def test_an_odd_sample_is_refused_by_its_file(
     assert "odd.json is not a run of this tool" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("time_s", ["NaN", "Infinity"])
+def test_a_time_that_is_no_number_is_refused_by_its_file(
+    folder: Path, time_s: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (folder / "a.json").read_text()
+    text = text.replace('"sent_s": 0.0', f'"sent_s": {time_s}')
+    (folder / "odd.json").write_text(text)
+    assert call("odd.json", "--text") == 2
+    assert "no finite number" in capsys.readouterr().err
+
+
 def test_an_empty_folder_and_a_place_that_cannot_be_written_are_said(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -195,6 +195,21 @@ def test_runs_of_one_label_keep_names_of_their_own_and_are_summed_up_by_their_me
     assert told["output tokens/s"] == "2.00 (2.00 to 2.00)"
 
 
+def test_runs_of_one_label_and_different_conditions_are_no_repeats() -> None:
+    found = made(run(), run(conditions={**CONDITIONS, "rate": 4.0}), anyway=True)
+    assert "repeats" not in found
+    assert [row["run"] for row in rows(found["overview"])] == ["one #1", "one #2"]
+
+
+def test_throughput_stands_with_the_requests_that_it_counts() -> None:
+    early = replace(sample(0, sent_s=1.0, ttft_s=4.5), measured=False)
+    late = sample(2, sent_s=9.5, ttft_s=3.0)
+    found = made(run([early, sample(1, sent_s=6.0), late], window_s=(5.0, 10.0)))
+    (told,) = rows(found["throughput"])
+    assert (told["succeeded in it, n"], told["requests/s"]) == ("2", "0.400")
+    assert rows(found["latency"])[0]["n"] == "2"
+
+
 def test_a_sweep_is_in_the_order_of_its_key() -> None:
     steps = [run(conditions={**CONDITIONS, "rate": rate}) for rate in (10, 9, 0.5)]
     found = made(*steps, across="rate")
