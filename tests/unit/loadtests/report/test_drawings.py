@@ -55,7 +55,8 @@ def lines(axes: Axes) -> dict[str, tuple[list[float], list[float]]]:
 
 
 def test_a_distribution_holds_each_measured_success_and_no_failure(drawn: dict[str, Axes]) -> None:
-    samples = [sample(0, ttft_s=0.1), sample(1, ttft_s=0.3), failed(Outcome.CUT, 2)]
+    warm = replace(sample(3, ttft_s=9.0), measured=False)
+    samples = [sample(0, ttft_s=0.1), sample(1, ttft_s=0.3), failed(Outcome.CUT, 2), warm]
     list(distributions(*of(run(samples))))
     assert list(drawn) == ["cdf-ttft_ms", "cdf-tpot_ms", "cdf-itl_ms", "cdf-e2e_ms"]
     x, y = lines(drawn["cdf-ttft_ms"])["one (n = 2)"]

@@ -190,12 +190,13 @@ def test_no_figure_of_a_failed_request_is_in_the_page() -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_different_conditions_are_said_at_the_top_where_they_are_shown_all_the_same() -> None:
-    other = {**CONDITIONS, "seed": 2, "model": "<b>big</b>"}
+    other = {**CONDITIONS, "seed": 2, "model": "<b>big</b>", "<i>": 1}
     found = html(run(label="a"), run(label="b", conditions=other), anyway=True)
     head = found[found.index("<header>") : found.index("<nav")]
     assert "These runs were made under different conditions" in head
     assert "<strong>seed</strong>: 1; 2" in head
     assert "<strong>model</strong>: tiny; &lt;b&gt;big&lt;/b&gt;" in head
+    assert "<strong>&lt;i&gt;</strong>: (not told); 1" in head
     assert "different conditions" not in html(run(label="a"), run(label="b"))
 
 
