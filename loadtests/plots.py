@@ -205,7 +205,9 @@ def dots(axes: Axes, rows: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
 
     For groups with long names, and for values that should be seen one by one.
     """
-    labels = list(dict.fromkeys(label for series in rows.values() for label in series))
+    labels = list(
+        dict.fromkeys(k for series in rows.values() for k, some in series.items() if some)
+    )
     lanes = {label: (at - (len(labels) - 1) / 2) * 0.24 for at, label in enumerate(labels)}
     for index, label in enumerate(labels):
         x = [value for series in rows.values() for value in series.get(label, ())]

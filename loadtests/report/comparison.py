@@ -21,6 +21,7 @@ NONE = "–"
 OF_A_STEP = ("step_seed", "reusable_share")
 _SHOWN_CHARACTERS = 80
 _DIFFERENCES_SHOWN = 20
+_EXAMPLE_CHARACTERS = 30
 
 
 class Incomparable(ValueError):
@@ -155,8 +156,12 @@ def _refusal(names: Sequence[str], found: Sequence[Difference], across: str | No
         lines.append(f"  {difference.key}: {told}")
     if len(found) > _DIFFERENCES_SHOWN:
         lines.append(f"  and {len(found) - _DIFFERENCES_SHOWN} conditions more")
+    key, value = found[0].key, found[0].values[0]
+    some = (
+        f"{key}={value}" if value != ABSENT and len(value) <= _EXAMPLE_CHARACTERS else "KEY=VALUE"
+    )
     hint = (
-        "Give runs that differ in none of these, or choose some by --where KEY=VALUE, or "
+        f"Give runs that differ in none of these, or choose some, such as --where '{some}', or "
         "--compare-anyway (the report then says so)"
     )
     varied = [each.key for each in found if each.key not in OF_A_STEP]

@@ -252,8 +252,13 @@ def cached(shown: Sequence[Entry]) -> Sheet:
             )
         )
     columns = ("run", "told by, n requests", "input tokens", "of these cached", "cached share")
-    notes = ("As the server's usage tells it; – where it does not.",)
-    return Sheet("cached", Table(columns, tuple(rows), "Cached input"), notes)
+    notes = ["As the server's usage tells it; – where it does not."]
+    for entry in shown:
+        told_of = entry.run.facts.get("cached_share")
+        own = told_of.get("trace_own") if isinstance(told_of, dict) else None
+        if isinstance(own, float):
+            notes.append(f"{entry.name}: the trace's own hit ratio is {share(own)}, of its blocks.")
+    return Sheet("cached", Table(columns, tuple(rows), "Cached input"), tuple(notes))
 
 
 def cpu(shown: Sequence[Entry]) -> Sheet:

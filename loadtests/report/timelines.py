@@ -22,6 +22,7 @@ from loadtests.report.numbers import count
 BINS_MAX = 40
 POINTS_MAX = 1500
 CROSSES_MAX = 60
+SEEN_SHARE = 0.005
 _WIDTHS_S = tuple(step * 10.0**power for power in range(-2, 6) for step in (1, 2, 5))
 _TIME = "time since the run began (s)"
 
@@ -77,16 +78,19 @@ class _Time:
 
     def frame(self, axes: Axes) -> None:
         """Shades what was not measured."""
-        begin_s, end_s = self.window_s
-        for low_s, high_s in ((0.0, begin_s), (end_s, self.end_s)):
-            if high_s > low_s:
-                axes.axvspan(low_s, high_s, color=plots.PALETTE[-1], alpha=0.18, linewidth=0)
+        for low_s, high_s in self.outside():
+            axes.axvspan(low_s, high_s, color=plots.PALETTE[-1], alpha=0.18, linewidth=0)
         axes.set_xlim(0.0, self.end_s)
         plots.from_zero(axes)
 
+    def outside(self) -> list[tuple[float, float]]:
+        """What lies outside the measured window, if it is wide enough to be seen."""
+        begin_s, end_s = self.window_s
+        both = ((0.0, begin_s), (end_s, self.end_s))
+        return [(low, high) for low, high in both if high - low > SEEN_SHARE * self.end_s]
+
     def caption(self, text: str) -> str:
-        shaded = self.window_s[0] > 0 or self.window_s[1] < self.end_s
-        return f"{text} Shaded: outside the measured window." if shaded else text
+        return f"{text} Shaded: outside the measured window." if self.outside() else text
 
 
 def _requests(time: _Time, good: Sequence[Sample], bad: Sequence[Sample], name: str) -> Drawing:

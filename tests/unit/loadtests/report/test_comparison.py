@@ -39,6 +39,7 @@ def test_a_refusal_names_each_key_each_value_and_the_files_that_have_it() -> Non
     assert "model: tiny in 0.json, 1.json; big in 2.json" in text
     assert "rate" not in text.replace("separate", "")
     assert "--compare-anyway" in text
+    assert "--where 'seed=1'" in text or "--where 'model=tiny'" in text
 
 
 def test_a_nested_condition_counts_by_its_own_key() -> None:

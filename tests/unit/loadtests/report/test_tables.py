@@ -144,6 +144,12 @@ def test_the_cached_share_is_of_those_requests_whose_server_told() -> None:
     assert unknown["cached share"] == "–"
 
 
+def test_a_replay_stands_beside_its_traces_own_hit_ratio() -> None:
+    found = made(run([sample(0, cached=320)], facts={"cached_share": {"trace_own": 0.4597}}))
+    assert "one: the trace's own hit ratio is 46.0 %, of its blocks." in found["cached"].notes
+    assert len(made(run(facts={"cached_share": None}))["cached"].notes) == 1
+
+
 def test_cpu_is_told_by_process_and_outside_the_engines() -> None:
     parts = (CpuShare("engine", 10.0, engine=True), CpuShare("ingress", 2.0, engine=False))
     found = made(run(cpu=parts, window_s=(0.0, 10.0)))

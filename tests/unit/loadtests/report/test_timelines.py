@@ -91,6 +91,12 @@ def test_warm_up_is_told_apart_and_shaded(drawn: dict[str, Axes]) -> None:
     assert drawn["ttft"].patches
 
 
+def test_a_run_that_is_all_measured_is_not_said_to_be_shaded(drawn: dict[str, Axes]) -> None:
+    captions = draw([sample(n, sent_s=0.001 + n) for n in range(9)], window_s=(0.001, 8.18))
+    assert not any("Shaded" in text for text in captions)
+    assert not drawn["ttft"].patches
+
+
 def test_cached_share_over_time_is_by_tokens_and_leaves_gaps(drawn: dict[str, Axes]) -> None:
     draw([sample(0, cached=160), sample(1, cached=480), sample(2, sent_s=50.0, cached=640)])
     ((x, shares),) = lines(drawn["cached"]).values()
