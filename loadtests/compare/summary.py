@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from loadtests.compare.reading import (
     sentences,
     table,
 )
+from loadtests.load.metrics import summarise
 from loadtests.load.records import Run
 from loadtests.results import Section, Table
 
@@ -51,7 +53,12 @@ def section(measured: Measured, ours: str, baseline: str) -> Section:
     return Section(
         name=NAME,
         title="Set-ups beside each other, on equal cores",
-        conditions=(*_how_measured(measured), *_set_ups(runs, labels), *_failed(measured)),
+        conditions=(
+            *_how_measured(measured),
+            *_set_ups(runs, labels),
+            *_warnings(runs, labels),
+            *_failed(measured),
+        ),
         tables=tuple(tables),
         reading=tuple(sentences(findings(found, ours), name)),
     )
@@ -133,6 +140,24 @@ def _set_ups(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
         mended = "; ".join(facts["mended"])
         known = f" Known defects mended: {mended}." if mended else ""
         said.append(f"({label}) {facts['title']}: {facts['how']}.{known}")
+    return said
+
+
+def _warnings(runs: Sequence[Run], labels: Sequence[str]) -> list[str]:
+    """What the load tool warns of, by set-up: in how many runs, and how it was in the first."""
+    said = []
+    for label in labels:
+        mine = [run for run in runs if label_of(run) == label]
+        by_kind: dict[str, list[str]] = {}
+        for run in mine:
+            for warning in summarise(run).warnings:
+                where = f"{run.conditions['workload']}, round {run.facts['round'] + 1}"
+                kind = re.sub(r"\d+", "", warning.partition(":")[0])
+                by_kind.setdefault(kind, []).append(f"{warning} ({where})")
+        said += [
+            f"({label}) in {len(some)} of {len(mine)} runs, such as: {some[0]}."
+            for some in by_kind.values()
+        ]
     return said
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loadtests.compare.budgets import Tried
 from loadtests.compare.folder import Failure
 from loadtests.compare.summary import Measured, section
 from loadtests.results import Section
-from tests.unit.loadtests.compare.runs import five
+from tests.unit.loadtests.compare.runs import five, run, sample
 
 FAILURE = Failure("d", "Ray Serve LLM", 0, "python -m x: ended with 1\nImportError: no y")
 
@@ -67,3 +69,12 @@ def test_a_long_error_is_cut_in_its_middle() -> None:
     told = next(line for line in made(long).conditions if line.startswith("(d)"))
     assert len(told) < 700
     assert "the command" in told and told.endswith("the cause")
+
+
+def test_what_the_load_tool_warns_of_is_told_with_how_often() -> None:
+    late = replace(sample(0), sent_s=0.5)
+    runs = [run("a", 0, (late,)), run("a", 1, (sample(0),)), *five("b", 100)]
+    told = section(Measured(runs, (), (), ["a", "b"], 5), "a", "b").conditions
+    (warning,) = [line for line in told if "could not keep up" in line]
+    assert warning.startswith("(a) in 1 of 2 runs, such as: the generator could not keep up: it")
+    assert warning.endswith("(mixed, round 1).")
