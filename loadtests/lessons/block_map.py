@@ -183,7 +183,7 @@ def plots(data: Data) -> list[Figure]:
     for slot, place in at_slot.items():
         _box(axes, 6.0, place, str(slot), style.PALETTE[6])
     for left, words in ((0.0, "logical"), (3.0, "physical"), (6.0, "slab slot")):
-        axes.text(left + 0.5, 1.1, words, ha="center", fontweight="bold")
+        axes.text(left + 0.5, 1.1, words, ha="center", fontweight="bold", color=style.INK)
     axes.set_xlim(-0.1, 7.1)
     axes.set_ylim(-rows, 1.8)
     return [drawn]
@@ -196,7 +196,16 @@ def _place(index: int, count: int, rows: int) -> float:
 
 def _box(axes: Any, left: float, at: float, words: str, color: str) -> None:
     axes.barh([-at], [1.0], left=left, height=0.7, color=color, alpha=0.85)
-    axes.text(left + 0.5, -at, words, ha="center", va="center", fontsize=8)
+    axes.text(
+        left + 0.5,
+        -at,
+        words,
+        ha="center",
+        va="center",
+        fontsize=8,
+        fontweight="bold",
+        color="white",
+    )
 
 
 def tables(data: Data) -> list[Table]:

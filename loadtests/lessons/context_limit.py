@@ -140,7 +140,9 @@ def plots(data: Data) -> list[Figure]:
     axes.axvline(limit, color=style.INK, linestyle="--", linewidth=1.2, label=f"limit {limit}")
     for place, case in zip(places, cases, strict=True):
         if case["error"]:
-            axes.text(case["prompt"] + 3, place, "refused", va="center", fontsize=8)
+            axes.text(
+                case["prompt"] + 3, place, "refused", va="center", fontsize=8, color=style.INK
+            )
     labels = [
         f"{c['prompt']} + {'any' if c['max_tokens'] is None else c['max_tokens']}" for c in cases
     ]

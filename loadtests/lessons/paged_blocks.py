@@ -144,7 +144,7 @@ def reading(data: Data) -> tuple[str, str]:
         else "no request had to give its blocks up"
     )
     if most > contiguous:
-        second = f"So {told}, {times(most / contiguous)} as many; {again}."
+        second = f"So {told}: {times(most / contiguous)} as many; {again}."
     else:
         second = f"Effect not seen: {told}; {again}."
     return first, second
