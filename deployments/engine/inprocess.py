@@ -52,6 +52,7 @@ class StepResult:
     scheduled_pairs: pairs of one of these tokens and one before it: the attention's work.
     pending_io: work is there but none could run: a load, a look-up or a grammar is on its way in
     another thread. Step again after a short wait (about 1 ms), not at once.
+    short_of_blocks: a request that could have run had no KV blocks to be had.
     """
 
     outputs: list[EngineCoreOutput]
@@ -60,6 +61,7 @@ class StepResult:
     scheduled_requests: int
     scheduled_pairs: float
     pending_io: bool
+    short_of_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,8 @@ class InprocessEngine:
         self._generated_tokens += sum(len(output.new_token_ids) for output in outputs)
         self._note_publish_wait()
         pending = not tokens and self.has_work()
-        return StepResult(outputs, refused, tokens, requests, pairs, pending_io=pending)
+        short = self._scheduler.was_short_of_blocks
+        return StepResult(outputs, refused, tokens, requests, pairs, pending, short)
 
     def _take_refused(self, outputs: list[EngineCoreOutput]) -> list[RequestRejected]:
         """Requests that vLLM ended in this step because of their grammar; mutates `outputs`.

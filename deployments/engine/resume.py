@@ -57,12 +57,17 @@ class ResumeScheduler(Scheduler):
         self.refused_grammars: dict[str, str] = {}
         self._accepts = self.structured_output_manager.accept_tokens
         self.structured_output_manager.accept_tokens = self._accept_tokens
+        # Whether the last step had too few KV blocks for a request, running or waiting.
+        self.was_short_of_blocks = False
+        self._allocates = self.kv_cache_manager.allocate_slots
+        self.kv_cache_manager.allocate_slots = self._allocate_slots
 
     def schedule(
         self,
         throttle_prefills: bool = False,  # noqa: FBT001, FBT002 - vLLM's signature
     ) -> SchedulerOutput:
         """Schedule a step; each resumed request's data carries all its tokens."""
+        self.was_short_of_blocks = False
         output = super().schedule(throttle_prefills)
         tokens = output.num_scheduled_tokens
         pairs = sum(
@@ -116,6 +121,12 @@ class ResumeScheduler(Scheduler):
         if self._allows_nothing(request):
             self.refused_grammars[request.request_id] = "it allows no token"
         return False
+
+    def _allocate_slots(self, *args: Any, **kwargs: Any) -> Any:
+        """What vLLM asks of its KV cache manager; notes where there were too few blocks."""
+        blocks = self._allocates(*args, **kwargs)
+        self.was_short_of_blocks = self.was_short_of_blocks or blocks is None
+        return blocks
 
     def _allows_nothing(self, request: Request) -> bool:
         structured, backend = (

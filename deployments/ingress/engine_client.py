@@ -47,6 +47,7 @@ from deployments.flow.request_record import RecordStore
 from deployments.ingress.audit_runs import AuditRuns
 from deployments.ingress.cached_share import CachedShare
 from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.front_end_load import FrontEndLoad
 from deployments.ingress.membership import MEMBERS, Member
 from deployments.ingress.metrics import IngressMetrics
 from deployments.ingress.worker_ledgers import WorkerLedgers, requests_held
@@ -74,6 +75,7 @@ class EngineClient:
         self._router = router
         self.flow = RequestFlow(router, settings.limits, records)
         self.edge_counts = EdgeCounts()
+        self.front_end = FrontEndLoad()
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
         self._ledgers = WorkerLedgers(self.links)
@@ -129,6 +131,7 @@ class EngineClient:
         )
         if trace is not None:
             trace.engine_requests += 1
+            self.front_end.left(trace.trace_id, time.monotonic())
         self._carry_out(self.flow.submit(intake, time.monotonic()))
 
     def abort(self, request_ids: Sequence[str], *, cancelled: bool) -> None:
@@ -311,7 +314,9 @@ class EngineClient:
 
     async def _tick(self) -> None:
         while True:
+            due_s = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
+            self.front_end.ticked(time.monotonic() - due_s)
             words = self.degraded()
             now = {what: bool(words[what]) for what in words}
             self._metrics.publish(self.flow, self.edge_counts, self._router, self.audits, now)

@@ -128,21 +128,21 @@ class Ingress:
 
     def admit(self, trace_id: str, body_bytes: int) -> Refusal | None:  # noqa: ARG002
         """Bound the requests in flight by the workers' slots and the queue."""
-        model = self._settings.client.model
+        model, now_s = self._settings.client.model, time.monotonic()
         self._admission.set_slots(model, self._router.slots(model))
-        verdict = self._admission.offer(trace_id, model, time.monotonic())
+        verdict = self._admission.offer(trace_id, model, now_s)
         if isinstance(verdict, Admitted):
+            self._client.front_end.began(trace_id, now_s)
             return None
         status = 503 if verdict.reason == "no_workers" else 429
         return Refusal(verdict.retry_after_s, _REFUSALS[verdict.reason], status)
 
     def release(self, trace_id: str) -> None:
         """The HTTP exchange is over, however it ended."""
-        records = self._records.get(trace_id)
+        records, now_s = self._records.get(trace_id), time.monotonic()
         completed = any(record.outcome is Outcome.FINISHED for record in records)
-        self._admission.release(
-            trace_id, self._settings.client.model, time.monotonic(), completed=completed
-        )
+        self._client.front_end.left(trace_id, now_s)
+        self._admission.release(trace_id, self._settings.client.model, now_s, completed=completed)
 
     def ended(self, trace: HttpTrace) -> None:
         """Count a request of which no engine request was made; the flow counts the others."""
@@ -155,6 +155,7 @@ class Ingress:
         for record in self._records.get(trace_id):
             if record.first_token_s is not None and record.delivered_s is None:
                 record.delivered_s = time.monotonic()
+                self._client.front_end.first_token(record)
             noted = noted or record.delivered_s is not None
         return noted
 
@@ -209,6 +210,7 @@ class Ingress:
                 "late_outputs_total": flow.late_outputs_total,
                 "role_fallbacks_total": flow.role_fallbacks_total,
             },
+            "front_end": client.front_end.as_json(now_s),
             "cache": client.cached_share.as_json(now_s),
             "audits": client.audits.as_json(),
             "directory": {"heard_age_s": age_s, "sources": self._sources()} | self._audits(),
@@ -268,6 +270,7 @@ class Ingress:
         if link is not None:
             load = link.load
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
+            status["slots"] = link.welcome.slots
         return status
 
     async def _ledger(self, *, scan: bool = True, owners: bool = True) -> JSONResponse:

@@ -135,6 +135,12 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
     blocks_loaded_total includes blocks_pulled_total: those from other nodes' slabs.
     kv_copies: the way of a block's bytes between engine and slab; slot_bytes: a block's bytes.
+
+    Seconds in total, up to clock_s, the engine thread's clock at that turn. busy: in steps that
+    computed. prefill: the part of these for prompts; a step's time goes by its tokens, of which
+    each request's first counts as decode. short: in steps before which a request got no KV blocks.
+    full: while requests waited and all slots ran. loading: while blocks were on their way.
+    Request-seconds: wait, in the engine's queue, and load_wait, for blocks on their way.
     """
 
     running: int = 0
@@ -161,6 +167,14 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     blocks_pulled_total: int = 0
     kv_copies: str = ""
     slot_bytes: int = 0
+    clock_s: float = 0.0
+    busy_s_total: float = 0.0
+    prefill_s_total: float = 0.0
+    short_s_total: float = 0.0
+    full_s_total: float = 0.0
+    loading_s_total: float = 0.0
+    wait_s_total: float = 0.0
+    load_wait_s_total: float = 0.0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

@@ -21,6 +21,7 @@ from deployments.engine.errors import MalformedBlob, RequestRejected
 from deployments.engine.settings import EngineSettings
 from deployments.links import frames
 from deployments.workers.worker_held import ledger_of_worker
+from deployments.workers.worker_load import WorkerLoad
 from kvcache import events
 
 if TYPE_CHECKING:  # vLLM takes seconds to import, and the loop needs none of it
@@ -94,12 +95,7 @@ class EngineLoop:
         self._build_error: BaseException | None = None
         self._built = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._step_ms = 0.0
-        self._batch = 0
-        self._step_tokens = 0
-        self._step_pairs = 0.0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self._load = WorkerLoad(settings.max_num_seqs)
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.slab_peer = ""  # where other nodes read our node's slab; the worker keeps it true
@@ -196,11 +192,7 @@ class EngineLoop:
             return
         began_s = self._clock()
         result = self.engine.step()
-        if result.scheduled_tokens:
-            self._step_ms = 1e3 * (self._clock() - began_s)
-            self._batch = result.scheduled_requests
-            self._step_tokens = result.scheduled_tokens
-            self._step_pairs = result.scheduled_pairs
+        self._load.stepped(result, began_s, self._clock())
         self._hand_out(result.outputs)
         self._hand_back(result.refused)
         self._send_cache_events()
@@ -275,8 +267,8 @@ class EngineLoop:
         for output in outputs:
             attempt = self._attempts.get(output.request_id)
             if output.prefill_stats is not None and not (attempt and attempt.is_audit):
-                self._prompt_tokens += output.prefill_stats.num_prompt_tokens
-                self._cached_tokens += output.prefill_stats.num_cached_tokens
+                stats = output.prefill_stats
+                self._load.prompt(stats.num_prompt_tokens, stats.num_cached_tokens)
             if attempt is None:
                 continue  # aborted: nobody waits for it
             delivery = by_owner.setdefault(attempt.owner, StepDelivery(attempt.owner))
@@ -309,33 +301,8 @@ class EngineLoop:
 
     def load(self) -> frames.Load:
         """The worker's load now. Engine thread only."""
-        counts = self.engine.counts()
-        kv = self.engine.kv_stats()
-        return frames.Load(
-            running=counts.running,
-            waiting=counts.waiting,
-            queued_tokens=counts.queued_tokens,
-            free_blocks=counts.free_blocks,
-            total_blocks=counts.total_blocks,
-            steps=counts.steps,
-            step_ms=self._step_ms,
-            step_tokens=self._step_tokens,
-            step_pairs=self._step_pairs,
-            batch=self._batch,
-            generated_tokens_total=counts.generated_tokens_total,
-            computed_tokens_total=counts.computed_tokens_total,
-            preemptions_total=counts.preemptions,
-            prompt_tokens_total=self._prompt_tokens,
-            cached_tokens_total=self._cached_tokens,
-            blocks_published_total=kv.blocks_published_total if kv else 0,
-            blocks_loaded_total=kv.blocks_loaded_total if kv else 0,
-            blocks_pulled_total=kv.blocks_pulled_total if kv else 0,
-            load_failures_total=kv.load_failures_total if kv else 0,
-            degraded="node agent does not answer" if kv and kv.degraded else "",
-            slab_peer=self.slab_peer,
-            kv_copies=kv.copies if kv else "",
-            slot_bytes=kv.slot_bytes if kv else 0,
-        )
+        engine = self.engine
+        return self._load.now(engine.counts(), engine.kv_stats(), self.slab_peer, self._clock())
 
     def _ledger(self) -> frames.WorkerLedger:
         now_s = self._clock()

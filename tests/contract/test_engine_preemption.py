@@ -84,3 +84,27 @@ def _apply(held: set[bytes], event: object) -> None:
             held.clear()
         case _:
             raise AssertionError(event)
+
+
+def test_a_step_tells_whether_blocks_were_short_for_a_request(harness: Harness) -> None:
+    """Relied upon: KVCacheManager.allocate_slots answers None where there are too few."""
+    harness.forget()
+    given = {"max_tokens": 8, "ignore_eos": True}
+    long, longer = (harness.long_prompt(400), harness.chat("Another tale, please. " * 90)[:400])
+
+    def steps_until_done() -> list[tuple[bool, int]]:
+        seen = []
+        while harness.engine.has_work():
+            short = harness.engine.step().short_of_blocks
+            seen.append((short, harness.engine.counts().waiting))
+        return seen
+
+    harness.add(long, harness.params(**given))
+    assert not any(short for short, _ in steps_until_done())
+    harness.forget()
+    harness.add(long, harness.params(**given))
+    harness.add(longer, harness.params(**given))  # 13 blocks each, and 23 in all
+    both = steps_until_done()
+    assert any(short for short, _ in both)
+    assert all(waiting for short, waiting in both if short)
+    assert not both[-1][0]

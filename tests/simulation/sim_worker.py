@@ -14,6 +14,7 @@ from typing import Any
 
 from deployments.links import frames
 from deployments.workers.engine_loop import EngineLoop, LoopSinks, StepDelivery
+from deployments.workers.worker_load import WorkerLoad
 from kvcache.connector.config import ConnectorConfig
 from kvcache.connector.publisher import Publisher
 from kvcache.connector.scheduler_side import SchedulerSide
@@ -68,6 +69,7 @@ class SimEngineLoop(EngineLoop):
         worker: str,
         incarnation: str,
         sinks: LoopSinks,
+        slots: int,
         queue_max: int,
         wake: Any,
         clock: Callable[[], float],
@@ -81,12 +83,7 @@ class SimEngineLoop(EngineLoop):
         self._event_sequence = 0
         self._digests = 0
         self._audited_s = clock()
-        self._step_ms = 0.0
-        self._batch = 0
-        self._step_tokens = 0
-        self._step_pairs = 0.0
-        self._prompt_tokens = 0
-        self._cached_tokens = 0
+        self._load = WorkerLoad(slots)
         self._clock = clock
         self.slab_peer = ""
         self.incarnation = incarnation
@@ -96,8 +93,14 @@ class SimEngineLoop(EngineLoop):
 
     def stepped(self, tokens: int, batch: int, seconds: float) -> None:
         """What _turn notes of a step."""
-        if tokens:
-            self._step_ms, self._batch, self._step_tokens = 1e3 * seconds, batch, tokens
+        result: Any = SimpleNamespace(
+            scheduled_tokens=tokens,
+            scheduled_requests=batch,
+            scheduled_pairs=0.0,
+            short_of_blocks=False,
+        )
+        now_s = self._clock()
+        self._load.stepped(result, now_s - seconds, now_s)
 
 
 class SimWorker:
@@ -158,6 +161,7 @@ class SimWorker:
             name,
             incarnation,
             LoopSinks(deliver=self._deliver, send=self._send),
+            cluster.seqs_max,
             cluster.queue_max,
             self._wake,
             process.clock,
