@@ -20,6 +20,7 @@ from cluster.errors import ClusterError
 COMMANDS = (
     "serve",
     "status",
+    "diagnose",
     "chat",
     "demo",
     "accept",
