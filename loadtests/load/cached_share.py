@@ -19,7 +19,7 @@ from loadtests.load.records import Outcome, Run, Sample
 from loadtests.load.trace_requests import Replay
 
 EQUAL_SHARE = 0.0005
-"""Shares closer than this (0.05 points) are printed as equal."""
+"""Of shares closer than this the difference is not explained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +178,10 @@ def _differences(found: CachedShare) -> Iterator[str]:
             "and the block of the last token; possible and measured never do."
         )
     missing = found.possible.token_share - found.token_share
-    if abs(missing) < EQUAL_SHARE:
+    if found.cached_tokens == found.possible.reusable_tokens:
         yield "Measured is all that was possible."
+    elif abs(missing) < EQUAL_SHARE:
+        yield f"Measured is within {100 * EQUAL_SHARE:g} points of what was possible."
     elif missing < 0:
         yield (
             f"Measured is {-100 * missing:.2f} points above what an empty cache could have: the "

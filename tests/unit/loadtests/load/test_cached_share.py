@@ -90,6 +90,21 @@ def test_an_engine_that_shares_what_it_still_computes_loses_nothing_to_time() ->
     assert "The other" not in text
 
 
+def test_time_explains_no_more_than_is_missing() -> None:
+    first, second, third, other = in_turn(0, 32, 0, 0)
+    early = (replace(second, sent_s=0.2), replace(third, sent_s=0.3))
+    found = found_for(first, *early, other)
+    assert found.possible.reusable_tokens == 64 and found.in_time.reusable_tokens == 0
+    assert "10.16 points below what was possible. Up to 10.16 of them" in "\n".join(lines(found))
+
+
+def test_a_block_that_is_missing_among_many_is_neither_all_nor_a_difference() -> None:
+    found = replace(found_for(*in_turn(0, 32, 32, 0)), input_tokens=315_000, cached_tokens=64_000)
+    possible = replace(found.possible, input_tokens=315_000, reusable_blocks=2_001)
+    text = "\n".join(lines(replace(found, possible=possible)))
+    assert "Measured is within 0.05 points of what was possible." in text
+
+
 def test_more_than_an_empty_cache_could_have_comes_from_before() -> None:
     text = "\n".join(lines(found_for(*in_turn(32, 96, 32, 32))))
     assert "points above what an empty cache could have" in text and "another --seed" in text

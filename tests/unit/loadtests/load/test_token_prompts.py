@@ -26,6 +26,7 @@ def test_a_small_vocabulary_is_refused_with_the_way_out() -> None:
 
 def test_ids_are_sent_as_they_are_and_words_as_text() -> None:
     rng = random.Random(1)
+    assert set(TokenIds(5, 9).draw(rng, 500)) == {5, 6, 7, 8, 9}
     ids = TokenIds(5, 9).draw(rng, 6)
     assert TokenIds(5, 9).prompt(ids) == ids
     text = Words().prompt(Words().draw(rng, 6))

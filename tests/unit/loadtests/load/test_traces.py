@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,16 @@ def test_a_mooncake_row_is_read_with_times_after_the_first(tmp_path: Path) -> No
     ]
 
 
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_utc")
 def test_an_azure_row_is_read_in_both_ways_of_writing_a_time(tmp_path: Path) -> None:
     file = tmp_path / "trace.csv"
     file.write_text(

@@ -66,6 +66,8 @@ def test_questions_share_their_system_prompt_and_nothing_else() -> None:
     prefixes = Counter(ids_of(request)[:32] for request in built.requests)
     assert sorted(prefixes.values()) == [4, 4, 4]
     assert len({ids_of(request)[32:] for request in built.requests}) == 12
+    order = [list(prefixes).index(ids_of(request)[:32]) for request in built.requests]
+    assert order != [0, 1, 2] * 4
     assert built.reuse is not None
     # All but the first of each prefix find its two blocks, of 42 tokens each.
     assert built.reuse.reusable_blocks == (12 - 3) * 2
@@ -117,6 +119,7 @@ def test_people_think_for_different_times_and_tools_for_the_same() -> None:
     }
     assert set(times["agents"]) == {3.0}
     assert sum(times["conversations"]) / 2000 == pytest.approx(3.0, rel=0.1)
+    assert len(set(times["conversations"])) == 2000
     none = build("conversations", count=9, seed=1, vocabulary=IDS, shape=replace(shape, think_s=0))
     assert {request.think_s for request in none} == {0.0}
 
