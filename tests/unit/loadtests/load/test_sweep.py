@@ -16,16 +16,18 @@ from loadtests.load.records import Chunk, Outcome, Run, Sample
 from loadtests.load.sweep import Knee, Search, Step, bisection, knee, ladder, step_of
 
 SERVICE_PER_S = 20.0
+LOADS_MOST = 100
 
 
 def tried(search: Search, holds: Callable[[float], bool]) -> list[float]:
     """The loads that a search asks for."""
     loads = [next(search)]
-    while True:
+    while len(loads) < LOADS_MOST:
         try:
             loads.append(search.send(holds(loads[-1])))
         except StopIteration:
             return loads
+    pytest.fail(f"the search does not end: {loads[-5:]}")
 
 
 def queue(load: float, limit_s: float) -> Step:
