@@ -26,6 +26,7 @@ COMMANDS = (
     "accept",
     "explain",
     "load",
+    "profile",
     "plan",
     "lessons",
     "stop",

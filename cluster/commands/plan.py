@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from cluster import config_sources
+from cluster import config_sources, plan_workers
 from cluster.config import Config
 from cluster.errors import ModelError
 from cluster.plan_model import PlannedModel, find_model
@@ -61,15 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of a device that the engine may use (default: {SHARE:g})",
     )
     memory.add_argument("--concurrent", type=_count, metavar="N", help="requests at once")
+    plan_workers.add_arguments(parser)
     config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan. Raises ConfigError and ModelError."""
+    """Print the plan. Raises ConfigError, ModelError, and AnswerError of a validation."""
     if arguments.examples:
         _print(arguments, textbook.examples(), {})
         return 0
     loaded = config_sources.load(arguments)
+    if arguments.validate:
+        _print(arguments, *plan_workers.validate_profile(arguments, loaded))
+        return 0
+    if plan_workers.is_about_load(arguments):
+        _print(arguments, *plan_workers.plan_load(arguments, loaded))
+        return 0
     named = loaded.sources["model.path_or_name"] != "default"
     try:
         asked = _memory_asked(arguments, loaded.config, find_model(loaded.config, named=named))

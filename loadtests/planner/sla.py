@@ -86,16 +86,3 @@ def cards_by_throughput(sla: Sla, card_tokens_per_s: float) -> Cards:
         f"{tokens_per_s / card_tokens_per_s / count:.0%}"
     )
     return Cards(count, tuple(lines))
-
-
-def per_device(
-    input_tokens: int, output_tokens: int, seconds: float, prefill: int, decode: int
-) -> dict[str, float]:
-    """Rates in tokens/s a device: input by prefill devices, output by decode ones, total by all."""
-    return {
-        "input tokens/s a prefill device": input_tokens / seconds / prefill,
-        "output tokens/s a decode device": output_tokens / seconds / decode,
-        "input and output tokens/s a device": (input_tokens + output_tokens)
-        / seconds
-        / (prefill + decode),
-    }

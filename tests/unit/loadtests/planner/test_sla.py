@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.planner.sla import Sla, cards_by_throughput, per_device, tpot_ms_of
+from loadtests.planner.sla import Sla, cards_by_throughput, tpot_ms_of
 
 
 def test_ttft_1_s_of_5_s_for_101_tokens_is_40_ms_a_token_and_25_tokens_a_second() -> None:
@@ -30,11 +30,3 @@ def test_a_rate_asks_for_its_own_tokens() -> None:
     cards = cards_by_throughput(Sla(300, 30, 1000, 200, rate_per_s=50), 2000)
     assert cards.count == 5
     assert cards_by_throughput(Sla(300, 30, 1000, 200, rate_per_s=0.01), 2000).count == 1
-
-
-def test_rates_a_device_are_divided_by_the_devices_that_do_the_work() -> None:
-    assert per_device(12_000, 900, 30, 3, 1) == {
-        "input tokens/s a prefill device": pytest.approx(133.3, abs=0.05),
-        "output tokens/s a decode device": 30.0,
-        "input and output tokens/s a device": 107.5,
-    }

@@ -1,0 +1,145 @@
+"""`headwater profile`: measures what plans are made from, on a running server, by HTTP.
+
+Prefill time by new and cached tokens, decode step by batch and context, and, of Headwater, the
+hand-over, the link and how the roles slow each other down; each with its fit error.
+loadtests/planner/probe.py measures. The server should be idle otherwise; it takes one to three
+minutes on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from cluster import config_sources, running
+from cluster.errors import AnswerError
+from loadtests.load.client import Target
+from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
+from loadtests.planner.probe import QUICK, WHOLE, Grid, Probe, ProbeFailed
+from loadtests.planner.profile import Profile
+from loadtests.planner.server import card_of, connected
+from loadtests.results import Setting
+
+SUMMARY = "measure what plans are made from: prefill, decode step, hand-over"
+FILE = "profile.json"
+KEY_VARIABLE = "HEADWATER_API_KEY"
+CONTEXT_TOKENS_MOST = 1 << 20
+# Where a server does not tell its vocabulary: all that is called a language model has these.
+USUAL_IDS = TokenIds(1000, 20_000)
+TIMEOUT_S = 120.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds this command's flags. Mutates the parser."""
+    parser.add_argument(
+        "--url",
+        metavar="URL",
+        help="another OpenAI-compatible server (default: the cluster that runs here); API key, "
+        f"where one is needed, in {KEY_VARIABLE}",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help=f"default: {FILE} in the state folder"
+    )
+    parser.add_argument("--quick", action="store_true", help="few points, each once")
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", help="of each prompt length (default: 3)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    config_sources.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and save. Raises NotRunningError, and AnswerError where the server fails."""
+    state_dir = config_sources.load(arguments).config.state.dir
+    url = arguments.url or running.read(state_dir).endpoint
+    out: Path = arguments.out or state_dir / FILE
+    grid = QUICK if arguments.quick else WHOLE
+    if arguments.rounds is not None:
+        if arguments.rounds < 1:
+            raise AnswerError("--rounds must be at least 1")
+        grid = replace(grid, rounds=arguments.rounds)
+    try:
+        found = asyncio.run(measure(url, grid, arguments.seed))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        found.save(out)
+    except (ProbeFailed, ValueError) as failed:
+        raise AnswerError(str(failed)) from failed
+    except OSError as failed:
+        raise AnswerError(f"{out} cannot be written: {failed.strerror}") from failed
+    if arguments.json:
+        sys.stdout.write(json.dumps(found.as_json(), indent=1) + "\n")
+    else:
+        sys.stdout.write("\n".join([*lines_of(found), f"Saved: {out}"]) + "\n")
+    return 0
+
+
+async def measure(url: str, grid: Grid, seed: int) -> Profile:
+    """Raises ProbeFailed, and ValueError for a URL that is none."""
+    key = os.environ.get(KEY_VARIABLE, "")
+    card = await card_of(url, key)
+    vocabulary = USUAL_IDS
+    size = vocabulary_size({"root": card.root})
+    if size is not None:
+        vocabulary = token_ids(size)
+    target = Target(url, card.model, timeout_s=TIMEOUT_S, api_key=key)
+    async with connected(target) as server:
+        status = await server.status()
+        context_tokens = card.context_tokens or CONTEXT_TOKENS_MOST
+        probe = Probe(server, grid, vocabulary.draw, context_tokens, seed, _progress)
+        return await probe.run(card.model, _now(), conditions_of(url, status))
+
+
+def conditions_of(url: str, status: object) -> dict[str, object]:
+    """Where it was measured: of a server elsewhere the machine is not known."""
+    setting = Setting.here()
+    found: dict[str, object] = {"url": url, "client": setting.machine, "load": setting.load}
+    if isinstance(status, dict):
+        roles = [str(worker["role"]) for worker in status["workers"]]
+        found["workers"] = {role: roles.count(role) for role in sorted(set(roles))}
+    return found
+
+
+def lines_of(profile: Profile) -> list[str]:
+    """For people."""
+    contention, link = profile.contention, profile.link
+    lines = [
+        f"{profile.model}, measured {profile.at}",
+        *(f"  {name}: {value}" for name, value in profile.conditions.items()),
+        *profile.fit_lines(),
+        f"overhead of a first token besides its prefill: {profile.overhead_ms:.1f} ms"
+        if profile.overhead_ms
+        else "overhead of a first token: not told apart from its prefill by this server",
+    ]
+    if contention.n:
+        lines.append(
+            f"roles slow each other down: prefill × {contention.prefill:.2f} beside "
+            f"{contention.streams} streams, decode step × {contention.step:.2f} beside a prefill; "
+            f"n = {contention.n}"
+        )
+    if link.blocks:
+        lines.append(
+            f"link: {link.blocks} blocks of {link.block_bytes / 1e6:.3f} MB {link.what}, published "
+            f"at {link.publish_bytes_per_s / 1e9:.2f} GB/s, loaded at "
+            f"{link.load_bytes_per_s / 1e9:.2f} GB/s"
+        )
+    if profile.slots:
+        lines.append(
+            f"a decode worker has {profile.slots} slots and KV for {profile.kv_tokens:,} tokens"
+        )
+    return lines
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")

@@ -1,0 +1,337 @@
+"""The half of `headwater plan` that is about load: cards and workers for an SLA, and validation.
+
+Called by cluster/commands/plan.py. The arithmetic is loadtests/planner's; here flags become its
+questions, and a validation is run against a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cluster import running
+from cluster.config_sources import Loaded
+from cluster.errors import AnswerError, ConfigError
+from loadtests.load.client import Target
+from loadtests.load.runner import drive
+from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
+from loadtests.planner import validate
+from loadtests.planner.layouts import HEADROOM, Infeasible, plan_workers
+from loadtests.planner.playing import Heard, play_at_random
+from loadtests.planner.predict import Layout, Load, predict
+from loadtests.planner.probe import ProbeFailed
+from loadtests.planner.profile import Profile
+from loadtests.planner.server import HttpServer, card_of, connected
+from loadtests.planner.sla import Sla, cards_by_throughput, tpot_ms_of
+from loadtests.planner.steps import as_json, plan_lines, prediction_lines
+from loadtests.planner.validate import HeldOut
+
+Answer = tuple[list[str], dict[str, Any]]
+"""Lines for people, figures for machines."""
+FILE = "profile.json"
+KEY_VARIABLE = "HEADWATER_API_KEY"
+USUAL_IDS = TokenIds(1000, 20_000)
+INPUT_TOKENS, OUTPUT_TOKENS = 1000, 200
+VALIDATIONS = ((1500, 20, 0.4), (100, 200, 0.3), (512, 64, 0.6))
+"""Tokens in and out, and the share of the rate that a layout could take: well below, and nearer."""
+WARMUP_S, DURATION_S = 10.0, 60.0
+SEED = 11
+
+
+def load_profile(arguments: argparse.Namespace, state_dir: Path) -> tuple[Path, Profile | None]:
+    """The named one, else that of the state folder, if there is one. Raises ConfigError."""
+    path: Path = arguments.profile or state_dir / FILE
+    if arguments.profile is None and not path.exists():
+        return path, None
+    try:
+        return path, Profile.read(path)
+    except ValueError as odd:
+        raise ConfigError(str(odd)) from odd
+
+
+def plan_load(arguments: argparse.Namespace, loaded: Loaded) -> Answer:
+    """Cards by throughput, workers from a profile, or a prediction for a layout."""
+    path, profile = load_profile(arguments, loaded.config.state.dir)
+    lines: list[str] = []
+    data: dict[str, Any] = {}
+    wanted = _sla(arguments)
+    if arguments.card_tokens_per_s is not None:
+        if wanted is None:
+            raise ConfigError("--card-tokens-per-s needs --ttft-ms and --tpot-ms (or --e2e-ms)")
+        cards = cards_by_throughput(wanted, arguments.card_tokens_per_s)
+        lines += cards.lines
+        data["cards"] = cards.count
+    if profile is None:
+        if not lines or arguments.profile is not None:
+            raise ConfigError(
+                f"there is no profile ({path}): ./headwater profile measures one, --profile FILE "
+                "names one; without it, --card-tokens-per-s X gives cards by throughput"
+            )
+        lines.append("Prefill and decode apart need a profile: ./headwater profile measures one")
+        return lines, data
+    if wanted is None:
+        found = _predicted(arguments, loaded, profile)
+    else:
+        found = _planned(arguments, profile, wanted)
+    return [*lines, *found[0]], data | found[1]
+
+
+def _planned(arguments: argparse.Namespace, profile: Profile, wanted: Sla) -> Answer:
+    try:
+        plan = plan_workers(
+            profile,
+            wanted,
+            headroom=arguments.headroom,
+            cached_tokens=_cached(arguments),
+        )
+    except Infeasible as cannot:
+        raise ConfigError("\n".join([f"no plan: {cannot}", *profile.trust_lines()])) from cannot
+    heard = play_at_random(profile, plan.with_headroom.load, plan.layout)
+    lines = plan_lines(profile, plan)
+    at = len(lines) - len(profile.trust_lines())
+    lines[at:at] = _heard_lines(heard, wanted)
+    data = {
+        "plan": as_json(plan.with_headroom),
+        "most_rate_per_s": plan.most_rate_per_s,
+        "headroom": plan.headroom,
+        "trust": profile.trust_lines(),
+    }
+    return lines, data
+
+
+def _predicted(arguments: argparse.Namespace, loaded: Loaded, profile: Profile) -> Answer:
+    if arguments.rate is None:
+        raise ConfigError(
+            "name an SLA (--ttft-ms and --tpot-ms, with --rate or --concurrent), or a load to "
+            "predict (--rate, --input-tokens, --output-tokens)"
+        )
+    load = _load(arguments)
+    workers = loaded.config.workers
+    layout = Layout(workers.prefill.replicas, workers.decode.replicas)
+    if profile.colocated:
+        layout = Layout(0, workers.decode.replicas)
+    found = predict(profile, load, layout)
+    heard = play_at_random(profile, load, layout) if found.is_stable else None
+    lines = [
+        *(f"{line}" for line in profile.fit_lines()),
+        *prediction_lines(profile, found),
+        *_heard_lines(heard, None),
+        *profile.trust_lines(),
+    ]
+    return lines, {"prediction": as_json(found), "trust": profile.trust_lines()}
+
+
+def _heard_lines(heard: Heard | None, sla: Sla | None) -> list[str]:
+    """What playing says beside the formulas."""
+    if heard is None:
+        return []
+    ttft = heard.ttft
+    lines = [
+        (
+            f"Played, {heard.n} random arrivals step by step: TTFT mean {ttft.mean:.0f} ms, p50 "
+            f"{ttft.p50:.0f} ms, p95 {ttft.p95:.0f} ms; TPOT {heard.tpot.mean:.1f} ms; "
+            f"{heard.sent:.0%} of the prompts to prefill workers"
+        )
+    ]
+    if sla is not None:
+        broken = []
+        if heard.ttft.p95 > sla.ttft_ms:
+            broken.append(f"TTFT p95 above {sla.ttft_ms:g} ms")
+        if heard.tpot.mean > sla.tpot_ms:
+            broken.append(f"TPOT above {sla.tpot_ms:g} ms")
+        if broken:
+            lines.append(f"  which breaks the SLA ({', '.join(broken)}): take one worker more")
+    return lines
+
+
+# ---- validation ---------------------------------------------------------------------------------
+
+
+def validate_profile(arguments: argparse.Namespace, loaded: Loaded) -> Answer:
+    """Runs loads, compares, and stores the errors in the profile. Raises AnswerError."""
+    state_dir = loaded.config.state.dir
+    path, profile = load_profile(arguments, state_dir)
+    if profile is None:
+        raise ConfigError(f"there is no profile ({path}): ./headwater profile measures one first")
+    url = arguments.url or running.read(state_dir).endpoint
+    lines: list[str] = []
+    try:
+        profile, lines = asyncio.run(_validate(arguments, profile, url))
+        profile.save(path)
+    except (ProbeFailed, ValueError) as failed:
+        raise AnswerError(str(failed)) from failed
+    except OSError as failed:
+        raise AnswerError(f"{path} cannot be written: {failed.strerror}") from failed
+    data = {"validations": [asdict(one) for one in profile.validations]}
+    return [*lines, *profile.trust_lines(), f"Saved: {path}"], data
+
+
+async def _validate(
+    arguments: argparse.Namespace, profile: Profile, url: str
+) -> tuple[Profile, list[str]]:
+    key = os.environ.get(KEY_VARIABLE, "")
+    card = await card_of(url, key)
+    if card.model != profile.model:
+        raise ProbeFailed(f"the profile is of {profile.model}, {url} serves {card.model}")
+    size = vocabulary_size({"root": card.root})
+    vocabulary = USUAL_IDS if size is None else token_ids(size)
+    target = Target(url, card.model, api_key=key)
+    lines: list[str] = []
+    async with connected(target) as server:
+        layout = layout_of(await server.status(), profile)
+        measured = profile
+        for load in _loads(arguments, profile, layout, card.context_tokens):
+            held = HeldOut(load, arguments.warmup_s, arguments.duration_s, arguments.seed)
+            _progress(f"{load.words()}: {held.end_s:g} s")
+            requests = held.requests(vocabulary.draw)
+            run = await drive(target, requests, held.plan, label="validation")
+            records = await _records(server, [sample.request_id for sample in run.samples])
+            found = validate.compare(profile, held, layout, run, records, _now())
+            measured = measured.validated(found)
+            lines += validate.lines_of(found)
+    return measured, lines
+
+
+async def _records(server: HttpServer, ids: Sequence[str]) -> list[dict[str, Any]]:
+    found = [await server.record(one) for one in ids]
+    return [dict(one) for one in found if one is not None]
+
+
+def layout_of(status: Any, profile: Profile) -> Layout:  # noqa: ANN401 - JSON, whatever comes
+    """The workers that are ready; a plain server is one worker for both."""
+    if status is None or profile.colocated:
+        return Layout(0, 1)
+    roles = [worker["role"] for worker in status["workers"] if worker["state"] == "ready"]
+    return Layout(roles.count("prefill"), max(1, roles.count("decode")))
+
+
+def _loads(
+    arguments: argparse.Namespace, profile: Profile, layout: Layout, context_tokens: int
+) -> list[Load]:
+    """The asked one, or three that differ, at shares of what the layout can take."""
+    if arguments.rate is not None:
+        return [_load(arguments)]
+    found = []
+    for tokens_in, tokens_out, share in VALIDATIONS:
+        fitting = min(tokens_in, context_tokens - tokens_out) if context_tokens else tokens_in
+        idle = predict(profile, Load(1e-3, fitting, tokens_out), layout)
+        rate = share * 1e-3 / max(idle.shares.values())
+        found.append(Load(float(f"{rate:.2g}"), fitting, tokens_out))
+    return found
+
+
+# ---- flags --------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of this half. Mutates the parser."""
+    group = parser.add_argument_group("load", "an SLA, or a load to predict")
+    for flag, kind, what in (
+        ("--ttft-ms", float, "SLA: 95th percentile of the time to the first token"),
+        ("--tpot-ms", float, "SLA: mean time between tokens"),
+        ("--e2e-ms", float, "SLA: for the whole answer, in place of --tpot-ms"),
+        ("--rate", float, "requests/s, arriving at random"),
+        ("--input-tokens", int, f"of a prompt (default: {INPUT_TOKENS})"),
+        ("--output-tokens", int, f"of an answer (default: {OUTPUT_TOKENS})"),
+        ("--cached-tokens", int, "of a prompt, found in a cache (default: 0)"),
+        ("--card-tokens-per-s", float, "output tokens/s of one card, for cards by throughput"),
+    ):
+        group.add_argument(flag, type=_above_zero(kind), metavar="X", help=what)
+    group.add_argument(
+        "--profile", type=Path, metavar="FILE", help=f"default: {FILE} in --state-dir"
+    )
+    group.add_argument(
+        "--headroom",
+        type=_headroom,
+        default=HEADROOM,
+        metavar="X",
+        help=f"share of the load to be ready for beyond it (default: {HEADROOM:g})",
+    )
+    held = parser.add_argument_group("validation")
+    held.add_argument(
+        "--validate",
+        action="store_true",
+        help="predict loads, run them, and store the error in the profile (three, or --rate's)",
+    )
+    held.add_argument("--url", metavar="URL", help="server (default: the cluster that runs here)")
+    held.add_argument("--warmup-s", type=_above_zero(float), default=WARMUP_S, metavar="S")
+    held.add_argument("--duration-s", type=_above_zero(float), default=DURATION_S, metavar="S")
+    held.add_argument("--seed", type=int, default=SEED, metavar="N", help="of arrivals and prompts")
+
+
+def is_about_load(arguments: argparse.Namespace) -> bool:
+    """Whether flags of this half were given."""
+    names = ("ttft_ms", "tpot_ms", "e2e_ms", "rate", "card_tokens_per_s")
+    return any(getattr(arguments, name) is not None for name in names)
+
+
+def _sla(arguments: argparse.Namespace) -> Sla | None:
+    """None where no bound is named. Raises ConfigError for half of one."""
+    ttft, tpot, e2e = arguments.ttft_ms, arguments.tpot_ms, arguments.e2e_ms
+    if ttft is None and tpot is None and e2e is None:
+        return None
+    if ttft is None or (tpot is None) == (e2e is None):
+        raise ConfigError("an SLA is --ttft-ms, and one of --tpot-ms and --e2e-ms")
+    if (arguments.rate is None) == (arguments.concurrent is None):
+        raise ConfigError("an SLA is for a load: name one of --rate and --concurrent")
+    output = arguments.output_tokens or OUTPUT_TOKENS
+    if tpot is None:
+        try:
+            tpot = tpot_ms_of(ttft_ms=ttft, e2e_ms=e2e, output_tokens=output)
+        except ValueError as odd:
+            raise ConfigError(str(odd)) from odd
+    tokens = arguments.input_tokens or INPUT_TOKENS
+    return Sla(ttft, tpot, tokens, output, arguments.concurrent, arguments.rate)
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    return Load(
+        arguments.rate,
+        arguments.input_tokens or INPUT_TOKENS,
+        arguments.output_tokens or OUTPUT_TOKENS,
+        _cached(arguments),
+    )
+
+
+def _cached(arguments: argparse.Namespace) -> int:
+    cached = arguments.cached_tokens or 0
+    tokens = arguments.input_tokens or INPUT_TOKENS
+    if cached >= tokens:
+        raise ConfigError(f"--cached-tokens ({cached}) must be below --input-tokens ({tokens})")
+    return int(cached)
+
+
+def _above_zero(kind: type[int | float]) -> Any:  # noqa: ANN401 - what argparse takes
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError as odd:
+            raise argparse.ArgumentTypeError(f"{text} is not a number") from odd
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    return read
+
+
+def _headroom(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 100:  # noqa: PLR2004 - a hundred times the load is a typing error
+        raise argparse.ArgumentTypeError(f"{text} is not a share, such as 0.2")
+    return value
+
+
+def _now() -> str:
+    return dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _progress(line: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
