@@ -10,6 +10,7 @@ import pytest
 
 from cluster import cli
 from tests.unit.loadtests.planner.examples import LLAMA_7B, LLAMA_13B
+from tests.unit.loadtests.planner.laws import profile
 
 
 @pytest.fixture
@@ -101,3 +102,96 @@ def test_a_model_that_is_not_here_says_what_to_name(
     assert folder.is_dir()
     assert plan("--model", name) == 1
     assert "config" in capsys.readouterr().err
+
+
+# ---- load ---------------------------------------------------------------------------------------
+
+SLA = ("--ttft-ms", "300", "--tpot-ms", "30", "--concurrent", "100", "--output-tokens", "200")
+SLOW_SLA = (
+    *("--ttft-ms", "3000", "--tpot-ms", "60", "--rate", "2"),
+    *("--input-tokens", "512", "--output-tokens", "64"),
+)
+
+
+@pytest.fixture
+def profiled(folder: Path) -> Path:
+    (folder / "state").mkdir()
+    profile().save(folder / "state" / "profile.json")
+    return folder
+
+
+def test_cards_by_throughput_need_no_profile(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    assert plan(*SLA, "--card-tokens-per-s", "2000") == 0
+    told = capsys.readouterr().out
+    assert "3,333 / 2,000 output tokens/s a card = 1.67: 2" in told
+    assert "need a profile" in told
+
+
+def test_an_answer_in_all_may_be_bounded_instead_of_each_token(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    words = ("--ttft-ms", "1000", "--e2e-ms", "5000", "--output-tokens", "101")
+    assert plan(*words, "--rate", "1", "--card-tokens-per-s", "2000") == 0
+    assert "100 gaps × 40 ms" in capsys.readouterr().out
+
+
+def test_workers_are_planned_from_the_profile(
+    profiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profiled.is_dir()
+    assert plan(*SLOW_SLA) == 0
+    told = capsys.readouterr().out
+    for part in ("Prefill workers: ", "Decode workers: ", "Binds first", "Played, ", "Confidence"):
+        assert part in told
+    assert plan(*SLOW_SLA, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plan"]["layout"]["prefill"] > 1
+    assert found["most_rate_per_s"] >= 2.4 * 0.999
+
+
+def test_a_load_is_predicted_for_the_asked_layout(
+    profiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert profiled.is_dir()
+    words = ("--rate", "0.4", "--input-tokens", "100", "--output-tokens", "200")
+    assert plan(*words, "--prefill-workers", "2", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["prediction"]
+    assert found["layout"] == {"prefill": 2, "decode": 1}
+    assert found["bottleneck"] == "decode step"
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--ttft-ms", "300", "--rate", "1"), "one of --tpot-ms and --e2e-ms"),
+        (("--ttft-ms", "300", "--tpot-ms", "30"), "one of --rate and --concurrent"),
+        (("--card-tokens-per-s", "2000"), "needs --ttft-ms"),
+        (
+            ("--ttft-ms", "900", "--e2e-ms", "500", "--rate", "1"),
+            "cannot end before its first token",
+        ),
+        (("--rate", "1", "--input-tokens", "10", "--cached-tokens", "10"), "must be below"),
+        (("--ttft-ms", "1", "--tpot-ms", "60", "--rate", "1"), "no number of workers helps"),
+        (("--rate", "1", "--profile", "none.json"), "cannot be read"),
+    ],
+)
+def test_half_a_question_says_what_is_missing(
+    profiled: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], named: str
+) -> None:
+    assert profiled.is_dir()
+    assert plan(*words) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_without_a_profile_it_is_said_how_to_get_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder.is_dir()
+    assert plan("--rate", "1") == 2
+    assert "./headwater profile measures one" in capsys.readouterr().err
+    assert plan("--validate") == 2
+    assert "./headwater profile measures one" in capsys.readouterr().err
