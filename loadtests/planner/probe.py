@@ -34,6 +34,7 @@ from loadtests.planner.profile import (
 from loadtests.planner.records import Story, story_of
 
 GAPS_MIN = 4
+STEP_MS_LEAST = 1e-3
 WARM_UP_TOKENS = 256
 CONTENTION_STREAMS = 4
 CONTENTION_OUTPUT_TOKENS = 96
@@ -63,7 +64,7 @@ class Grid:
     prefill: tuple[tuple[int, int], ...]
     steps: tuple[tuple[int, int], ...]
     rounds: int = 3
-    step_rounds: int = 2
+    step_rounds: int = 3
     step_output_tokens: int = 40
     prefill_output_tokens: int = 4
 
@@ -182,15 +183,15 @@ class Probe:
                 known.append(self._new(context))
                 await self._ask(known[-1], 1)
             tokens = self.grid.step_output_tokens + batch  # those that begin early wait for others
-            gaps = []
+            rounds = []
             for _ in range(self.grid.step_rounds):
                 samples = await asyncio.gather(*(self._ask(p, tokens) for p in known[:batch]))
-                gaps += gaps_together(samples)
-            if len(gaps) < GAPS_MIN:
+                rounds.append(gaps_together(samples))
+            if min(map(len, rounds)) < GAPS_MIN:
                 self.progress(f"decode: {batch} × {context} tokens never streamed together")
                 continue
-            ms = 1e3 * middle(gaps)
-            points.append(StepPoint(batch, context + tokens // 2, ms, len(gaps)))
+            ms = middle(rounds)
+            points.append(StepPoint(batch, context + tokens // 2, ms, sum(map(len, rounds))))
             self.progress(f"decode: {batch} streams of {context} tokens, {ms:.1f} ms a step")
         if not steps_are_enough(points):
             raise ProbeFailed(
@@ -219,9 +220,10 @@ class Probe:
             beside.append(second[1].service_ms)
             begin_s, end_s = second[0].sent_s, second[0].chunks[0].at_s
             during, after = gaps_by(samples, begin_s, end_s)
-            steps_beside += during
-            steps_alone += after
-        if not alone or len(steps_beside) < GAPS_MIN or len(steps_alone) < GAPS_MIN:
+            if min(len(during), len(after)) >= GAPS_MIN:
+                steps_beside.append(during)
+                steps_alone.append(after)
+        if not steps_alone:
             return Contention()
         return Contention(
             prefill=max(1.0, median(beside) / median(alone)),
@@ -269,13 +271,12 @@ def gaps_together(samples: Sequence[Sample]) -> list[float]:
     ]
 
 
-def middle(values: Sequence[float]) -> float:
-    """Mean without the least and the largest tenth: a stall of the machine is no step.
+def middle(rounds: Sequence[Sequence[float]]) -> float:
+    """Median of the rounds' mean gaps, in ms: one stall of the machine is no step.
 
-    Not the median, which two tokens that come at once and then none would mislead.
+    Means, because tokens may come in bursts, whose single gaps say nothing.
     """
-    cut = len(values) // 10
-    return fmean(sorted(values)[cut : len(values) - cut])
+    return max(STEP_MS_LEAST, 1e3 * median(map(fmean, rounds)))
 
 
 def gaps_by(

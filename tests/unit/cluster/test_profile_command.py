@@ -35,9 +35,9 @@ async def test_a_plain_server_is_profiled_by_what_http_shows(
     assert "fit error" in told and "not told apart from its prefill" in told and str(out) in told
     found = Profile.read(out)
     assert (found.model, found.colocated, found.handover) == (MODEL, True, ())
-    # The stub's first token takes 10 ms whatever the prompt, a step 2 ms, and a busy machine more.
+    # The stub's first token takes 10 ms whatever the prompt, and a busy machine more.
     assert all(point.ms >= 9 for point in found.prefill)
-    assert all(point.ms >= 1.5 for point in found.steps)
+    assert all(point.ms > 0 and point.n >= 4 for point in found.steps)
     assert found.conditions["url"] == url
     assert found.conditions["rounds"] == 1
 
