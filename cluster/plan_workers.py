@@ -24,13 +24,13 @@ from loadtests.load.runner import drive
 from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
 from loadtests.planner import validate
 from loadtests.planner.layouts import HEADROOM, Infeasible, plan_workers
-from loadtests.planner.playing import Heard, play_at_random
+from loadtests.planner.playing import play_at_random
 from loadtests.planner.predict import Layout, Load, predict
 from loadtests.planner.probe import ProbeFailed
 from loadtests.planner.profile import Profile
 from loadtests.planner.server import HttpServer, card_of, connected
 from loadtests.planner.sla import Sla, cards_by_throughput, tpot_ms_of
-from loadtests.planner.steps import as_json, plan_lines, prediction_lines
+from loadtests.planner.steps import as_json, heard_lines, plan_lines, prediction_lines
 from loadtests.planner.validate import HeldOut
 
 Answer = tuple[list[str], dict[str, Any]]
@@ -93,10 +93,7 @@ def _planned(arguments: argparse.Namespace, profile: Profile, wanted: Sla) -> An
         )
     except Infeasible as cannot:
         raise ConfigError("\n".join([f"no plan: {cannot}", *profile.trust_lines()])) from cannot
-    heard = play_at_random(profile, plan.with_headroom.load, plan.layout)
     lines = plan_lines(profile, plan)
-    at = len(lines) - len(profile.trust_lines())
-    lines[at:at] = _heard_lines(heard, wanted)
     data = {
         "plan": as_json(plan.with_headroom),
         "most_rate_per_s": plan.most_rate_per_s,
@@ -122,33 +119,10 @@ def _predicted(arguments: argparse.Namespace, loaded: Loaded, profile: Profile) 
     lines = [
         *(f"{line}" for line in profile.fit_lines()),
         *prediction_lines(profile, found),
-        *_heard_lines(heard, None),
+        *heard_lines(heard),
         *profile.trust_lines(),
     ]
     return lines, {"prediction": as_json(found), "trust": profile.trust_lines()}
-
-
-def _heard_lines(heard: Heard | None, sla: Sla | None) -> list[str]:
-    """What playing says beside the formulas."""
-    if heard is None:
-        return []
-    ttft = heard.ttft
-    lines = [
-        (
-            f"Played, {heard.n} random arrivals step by step: TTFT mean {ttft.mean:.0f} ms, p50 "
-            f"{ttft.p50:.0f} ms, p95 {ttft.p95:.0f} ms; TPOT {heard.tpot.mean:.1f} ms; "
-            f"{heard.sent:.0%} of the prompts to prefill workers"
-        )
-    ]
-    if sla is not None:
-        broken = []
-        if heard.ttft.p95 > sla.ttft_ms:
-            broken.append(f"TTFT p95 above {sla.ttft_ms:g} ms")
-        if heard.tpot.mean > sla.tpot_ms:
-            broken.append(f"TPOT above {sla.tpot_ms:g} ms")
-        if broken:
-            lines.append(f"  which breaks the SLA ({', '.join(broken)}): take one worker more")
-    return lines
 
 
 # ---- validation ---------------------------------------------------------------------------------

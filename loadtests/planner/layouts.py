@@ -1,13 +1,15 @@
 """How many prefill and decode workers an SLA needs, from a profile; and what a layout can hold.
 
 Called by the plan command. Must not: measure. The SLA is kept by the 95th percentile of TTFT and by
-the mean TPOT, at the asked rate and `headroom` more.
+the mean TPOT, at the asked rate and `headroom` more. Formulas find the layout; random arrivals are
+then played through it (loadtests/planner/play.py), and workers added while those break the SLA.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from loadtests.planner.playing import Heard, play_at_random
 from loadtests.planner.predict import Layout, Load, Prediction, Stage, predict
 from loadtests.planner.profile import Profile
 from loadtests.planner.sla import Sla
@@ -15,6 +17,9 @@ from loadtests.planner.sla import Sla
 WORKERS_MOST = 4096
 HEADROOM = 0.2
 IDLE_RATE_PER_S = 1e-6
+JUST_BEYOND = 1.02
+ADDED_MOST = 8
+MOSTLY = 0.8
 SHARE_MOST = 0.95
 """Of any stage: beyond it a small error of the profile is an endless queue."""
 
@@ -36,7 +41,8 @@ class Demand:
 class WorkerPlan:
     """What is needed, and why. prefill None: the profile knows no roles.
 
-    at: the asked rate; with_headroom: what was planned for. most_rate_per_s: where the SLA ends.
+    at: the asked rate; with_headroom: what was planned for, played the same. most_rate_per_s: where
+    the SLA ends by the formulas, and ends: what breaks there.
     """
 
     sla: Sla
@@ -46,7 +52,9 @@ class WorkerPlan:
     decode: Demand
     at: Prediction
     with_headroom: Prediction
+    played: Heard | None
     most_rate_per_s: float
+    ends: tuple[Stage, str]
 
 
 def load_of(sla: Sla, *, cached_tokens: int = 0) -> Load:
@@ -61,19 +69,21 @@ def plan_workers(
     load = load_of(sla, cached_tokens=cached_tokens)
     planned = replace(load, rate_per_s=load.rate_per_s * (1 + headroom))
     _check_idle(profile, sla, planned)
-    layout = _fewest(profile, sla, planned)
-    found = predict(profile, planned, layout)
+    layout, played = _played(profile, sla, planned, _fewest(profile, sla, planned))
+    most = most_rate(profile, sla, load, layout)
+    beyond = predict(profile, replace(load, rate_per_s=most * JUST_BEYOND), layout)
+    fewer = Layout(layout.prefill - 1, layout.decode), Layout(layout.prefill, layout.decode - 1)
     return WorkerPlan(
         sla=sla,
         headroom=headroom,
         layout=layout,
-        prefill=None
-        if profile.colocated
-        else _demand(profile, sla, planned, layout, Layout(layout.prefill - 1, layout.decode)),
-        decode=_demand(profile, sla, planned, layout, Layout(layout.prefill, layout.decode - 1)),
+        prefill=None if profile.colocated else _demand(profile, sla, planned, layout, fewer[0]),
+        decode=_demand(profile, sla, planned, layout, fewer[1]),
         at=predict(profile, load, layout),
-        with_headroom=found,
-        most_rate_per_s=most_rate(profile, sla, load, layout),
+        with_headroom=predict(profile, planned, layout),
+        played=played,
+        most_rate_per_s=most,
+        ends=broken(beyond, sla)[0],
     )
 
 
@@ -88,6 +98,20 @@ def broken(found: Prediction, sla: Sla) -> list[tuple[Stage, str]]:
         wrong.append((Stage.PREFILL, words))
     if found.tpot_ms > sla.tpot_ms:
         words = f"TPOT would be {found.tpot_ms:.1f} ms, {sla.tpot_ms:g} are allowed"
+        wrong.append((Stage.DECODE, words))
+    return wrong
+
+
+def broken_as_played(heard: Heard | None, sla: Sla) -> list[tuple[Stage, str]]:
+    """The same of played arrivals."""
+    wrong: list[tuple[Stage, str]] = []
+    if heard is None:
+        return wrong
+    if heard.ttft.p95 > sla.ttft_ms:
+        words = f"played TTFT p95 would be {heard.ttft.p95:.0f} ms, {sla.ttft_ms:g} are allowed"
+        wrong.append((Stage.PREFILL, words))
+    if heard.tpot.mean > sla.tpot_ms:
+        words = f"played TPOT would be {heard.tpot.mean:.1f} ms, {sla.tpot_ms:g} are allowed"
         wrong.append((Stage.DECODE, words))
     return wrong
 
@@ -141,6 +165,27 @@ def _fewest(profile: Profile, sla: Sla, load: Load) -> Layout:
     )
 
 
+def _played(profile: Profile, sla: Sla, load: Load, layout: Layout) -> tuple[Layout, Heard | None]:
+    """With workers added, a few at a time, while played arrivals break the SLA."""
+    heard = play_at_random(profile, load, layout)
+    for _ in range(ADDED_MOST):
+        blamed = {stage for stage, _ in broken_as_played(heard, sla)}
+        if not blamed:
+            return layout, heard
+        # Prompts wait where they are computed, which may be at the decode workers too.
+        grows_prefill = Stage.PREFILL in blamed and not profile.colocated
+        grows_decode = not grows_prefill or (heard is not None and heard.sent < MOSTLY)
+        layout = Layout(
+            layout.prefill + grows_prefill * max(1, layout.prefill // 8),
+            layout.decode + grows_decode * max(1, layout.decode // 8),
+        )
+        heard = play_at_random(profile, load, layout)
+    raise Infeasible(
+        f"{layout.words()} keep the SLA by the formulas, but not with random arrivals played "
+        f"through them: {'; '.join(words for _, words in broken_as_played(heard, sla))}"
+    )
+
+
 def _trimmed(profile: Profile, sla: Sla, load: Load, layout: Layout) -> Layout:
     """With the workers that growing in steps had added for nothing taken away again."""
     for smaller in (Layout(-1, 0), Layout(0, -1)):
@@ -166,8 +211,10 @@ def _demand(profile: Profile, sla: Sla, load: Load, layout: Layout, fewer: Layou
             workers, stage, f"one is the least; {stage} is used to {found.shares[stage]:.0%}"
         )
     wrong = broken(predict(profile, load, fewer), sla)
-    if not wrong:  # cannot be: trimmed
-        return Demand(workers, Stage.PREFILL if is_prefill else Stage.DECODE, "spare")
+    if not wrong:
+        wrong = broken_as_played(play_at_random(profile, load, fewer), sla)
+    if not wrong:  # workers were added several at a time
+        return Demand(workers, Stage.PREFILL if is_prefill else Stage.DECODE, "one may be spare")
     stage, why = wrong[0]
     return Demand(workers, stage, f"with {workers - 1}, {why}")
 

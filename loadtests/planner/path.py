@@ -8,7 +8,7 @@ router's one day.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, lgamma, log
 
 from loadtests.planner.profile import Profile
 from router.cost import Work, WorkerCost, decode_terms, prefill_terms
@@ -56,9 +56,15 @@ class Prices:
         remote, local = decode_terms(self._cost, at_decode, SETTINGS.streams_stalled_min)
         return sum(remote) + sum(prefill_terms(self._cost, at_prefill)) < sum(local)
 
-    def sent_share(self, streams: float, waiting: int) -> float:
-        """Share that is sent while `waiting` prompts are there; streams: on average (Poisson)."""
-        likely = [poisson(streams, number) for number in range(self.slots + 1)]
+    def sent_share(self, streams: float, waiting: int, decodes: int) -> float:
+        """Share that is sent while `waiting` prompts are there.
+
+        streams: at each of so many decode workers, on average. The router sees the one with the
+        fewest; spread evenly, that one has all streams / workers, rounded down.
+        """
+        likely = [0.0] * (self.slots + 1)
+        for all_streams in range(decodes * (self.slots + 1)):
+            likely[all_streams // decodes] += poisson(streams * decodes, all_streams)
         sent = sum(p for number, p in enumerate(likely) if self.is_sent(number, waiting))
         return sent / sum(likely) if sum(likely) else 1.0
 
@@ -76,10 +82,9 @@ class Prices:
 
 def poisson(mean: float, number: int) -> float:
     """Probability of this number."""
-    found = exp(-mean)
-    for each in range(1, number + 1):
-        found *= mean / each
-    return found
+    if mean <= 0:
+        return float(number == 0)
+    return exp(number * log(mean) - mean - lgamma(number + 1))
 
 
 def _cost(profile: Profile) -> WorkerCost:

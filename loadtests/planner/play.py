@@ -55,11 +55,17 @@ class _Decode:
     streams: list[Played] = field(default_factory=list)
     joining: deque[_Joining] = field(default_factory=deque)
     stepping: bool = False
+    prompt_ms: float = 0.0
 
     @property
     def in_flight(self) -> int:
         """As the router counts it."""
         return len(self.streams) + len(self.joining)
+
+    @property
+    def cost(self) -> tuple[float, int]:
+        """Prompts that wait or are computed there, and then streams: the least is chosen."""
+        return self.prompt_ms + sum(one.prompt_ms for one in self.joining), self.in_flight
 
 
 @dataclass(slots=True)
@@ -116,7 +122,7 @@ class _Cluster:
         heappush(self._events, (when, next(self._order), what, of))
 
     def _least(self) -> _Decode:
-        return min(self._decodes, key=lambda worker: worker.in_flight)
+        return min(self._decodes, key=lambda worker: worker.cost)
 
     def _service(self) -> float:
         load, contention = self._load, self._profile.contention
@@ -173,12 +179,13 @@ class _Cluster:
             step = self._profile.step_ms(len(batch), context)
             step *= 1 + (self._profile.contention.step - 1) * busy
         worker.stepping = True
-        step += sum(one.prompt_ms for one in taken)
+        worker.prompt_ms = sum(one.prompt_ms for one in taken)
+        step += worker.prompt_ms
         self._at(now + step, "stepped", _Step(worker, [*worker.streams], taken))
 
     def _stepped(self, step: _Step, now: float) -> None:
         worker = step.worker
-        worker.stepping = False
+        worker.stepping, worker.prompt_ms = False, 0.0
         for request in [*step.streams, *(one.request for one in step.taken)]:
             self._token(request, now)
         worker.streams += [one.request for one in step.taken]

@@ -17,8 +17,8 @@ from loadtests.planner.predict import Layout, Load
 from loadtests.planner.profile import Profile
 
 ARRIVALS = 1000
-TOKENS_MOST = 200_000
-ARRIVALS_LEAST = 200
+TOKENS_MOST = 100_000
+ARRIVALS_LEAST = 300
 SEED = 1
 
 
@@ -50,8 +50,8 @@ def hear(played: Sequence[Played], begin_ms: float, end_ms: float) -> Heard | No
 
 
 def play_at_random(profile: Profile, load: Load, layout: Layout) -> Heard | None:
-    """A long draw of arrivals, always the same."""
+    """A long draw of arrivals, always the same; its first third fills the workers."""
     count = max(ARRIVALS_LEAST, min(ARRIVALS, TOKENS_MOST // load.output_tokens))
     times = [1e3 * at for at in islice(arrivals("poisson", load.rate_per_s, SEED), count)]
     played = play(profile, load, layout, times)
-    return hear(played, times[count // 10], times[-1])
+    return hear(played, times[count // 3], times[-1])

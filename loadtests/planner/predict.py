@@ -248,7 +248,7 @@ class _Model:
             return 0.0
         if self.sent is not None:
             return self.sent
-        return self.prices.sent_share(state.others, waiting)
+        return self.prices.sent_share(state.others, waiting, self.layout.decode)
 
     def prefill_queue(self, state: _State) -> Queue:
         """Of the prefill workers."""
@@ -256,9 +256,9 @@ class _Model:
         return Queue(max(1, self.layout.prefill), idle, busy, state.service, self.load.cv**2)
 
     def decode_queue(self, state: _State) -> Queue:
-        """Of the prompts that one decode worker computes: streams are spread, not prompts."""
-        rate = self.rate * (1 - state.sent) / self.layout.decode
-        return Queue(1, rate, rate, state.service, self.load.cv**2)
+        """Of the prompts that decode workers compute, each at the one with the fewest of them."""
+        rate = self.rate * (1 - state.sent)
+        return Queue(self.layout.decode, rate, rate, state.service, self.load.cv**2)
 
     def residence(self, others: float, state: _State) -> float:
         """Of a stream at its decode worker."""

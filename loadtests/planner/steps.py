@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import inf
 
 from loadtests.planner.layouts import WorkerPlan
+from loadtests.planner.playing import Heard
 from loadtests.planner.predict import Prediction
 from loadtests.planner.profile import Profile
 from loadtests.planner.sizes import decimal
@@ -53,7 +54,7 @@ def _prefill_lines(profile: Profile, found: Prediction) -> list[str]:
             f"Way: {found.sent:.0%} of the prompts to prefill workers, the rest at the decode "
             "worker itself, by the router's own prices"
         )
-    servers = layout.prefill or 1
+    servers = layout.prefill or layout.decode
     lines.append(
         f"Queue (M/G/c, c = {servers}): no worker is free {found.busy:.0%} of the time; "
         f"{found.waits:.0%} wait, {_ms(found.wait_ms)} each on average"
@@ -152,7 +153,11 @@ def plan_lines(profile: Profile, plan: WorkerPlan) -> list[str]:
     role = "Workers" if plan.prefill is None else "Decode workers"
     lines += [
         f"{role}: {plan.decode.workers}: {plan.decode.why}",
-        f"Binds first: {plan.with_headroom.bottleneck}",
+        *heard_lines(plan.played),
+        (
+            f"Binds first: {plan.ends[0]}: beyond {plan.most_rate_per_s:.4g} requests/s, "
+            f"{plan.ends[1]}"
+        ),
         (
             f"Holds the SLA up to {plan.most_rate_per_s:.4g} requests/s, "
             f"{plan.most_rate_per_s / rate - 1:+.0%} of what was asked for; at {rate:.4g} "
@@ -161,6 +166,20 @@ def plan_lines(profile: Profile, plan: WorkerPlan) -> list[str]:
         *profile.trust_lines(),
     ]
     return lines
+
+
+def heard_lines(heard: Heard | None) -> list[str]:
+    """What playing says beside the formulas."""
+    if heard is None:
+        return []
+    ttft = heard.ttft
+    return [
+        (
+            f"Played, {heard.n} random arrivals step by step: TTFT mean {ttft.mean:.0f} ms, p50 "
+            f"{ttft.p50:.0f} ms, p95 {ttft.p95:.0f} ms; TPOT {heard.tpot.mean:.1f} ms; "
+            f"{heard.sent:.0%} of the prompts to prefill workers"
+        )
+    ]
 
 
 def as_json(found: Prediction) -> dict[str, object]:

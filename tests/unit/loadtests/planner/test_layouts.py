@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from loadtests.planner.layouts import Infeasible, WorkerPlan, broken, plan_workers
+from loadtests.planner.layouts import (
+    Infeasible,
+    WorkerPlan,
+    broken,
+    broken_as_played,
+    plan_workers,
+)
+from loadtests.planner.playing import play_at_random
 from loadtests.planner.predict import Layout, Load, Stage, predict
 from loadtests.planner.sla import Sla
 from loadtests.planner.steps import as_json, plan_lines, prediction_lines
@@ -14,13 +21,15 @@ SLA = Sla(1600, 60, 512, 64, rate_per_s=4.0)
 def test_the_plan_keeps_the_sla_and_no_worker_is_spare() -> None:
     plan = plan_workers(profile(), SLA)
     assert broken(plan.with_headroom, SLA) == []
+    assert plan.played is not None and broken_as_played(plan.played, SLA) == []
     load = plan.with_headroom.load
     assert load.rate_per_s == pytest.approx(4.8)
     for fewer in (
         Layout(plan.layout.prefill - 1, plan.layout.decode),
         Layout(plan.layout.prefill, plan.layout.decode - 1),
     ):
-        assert fewer.decode < 1 or broken(predict(profile(), load, fewer), SLA)
+        formula = broken(predict(profile(), load, fewer), SLA)
+        assert formula or broken_as_played(play_at_random(profile(), load, fewer), SLA)
 
 
 def test_each_role_says_what_one_fewer_would_break() -> None:
@@ -48,7 +57,7 @@ def test_longer_prompts_ask_for_prefill_and_longer_answers_for_decode() -> None:
 
 def test_little_kv_is_what_binds_decode_where_it_does() -> None:
     plan = plan_workers(profile(kv_tokens=1500), SLA)
-    assert plan.decode.binds is Stage.KV
+    assert plan.ends[0] is Stage.KV
     assert plan.layout.decode > plan_workers(profile(), SLA).layout.decode
 
 
@@ -91,7 +100,8 @@ def test_the_plan_is_told_step_by_step_with_what_binds_and_how_sure_it_is() -> N
         "hand-overs/s a decode worker",
         f"Prefill workers: {plan.layout.prefill}: with",
         "Decode workers: ",
-        "Binds first: prefill compute",
+        f"Binds first: {plan.ends[0]}: beyond {plan.most_rate_per_s:.4g} requests/s, ",
+        "Played, ",
         "Holds the SLA up to",
         "Confidence: none yet",
     ):
