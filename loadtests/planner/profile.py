@@ -113,7 +113,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """A load that was predicted and then run. load: in words; n: requests measured."""
+    """A load that was predicted and then run; load: with its layout; n: requests measured."""
 
     load: str
     at: str

@@ -81,7 +81,7 @@ def compare(
     if heard is None:
         raise ValueError(f"no request of {held.load.words()} was sent in the measured window")
     bad = sum(n for outcome, n in summary.outcomes.items() if outcome is not Outcome.OK)
-    notes = [f"{layout.words()}; {len(sent_s)} requests sent in {held.end_s:g} s"]
+    notes = [f"{len(sent_s)} requests sent in {held.end_s:g} s, seed {held.seed}"]
     if bad:
         notes.append(f"{bad} requests failed and are in no figure")
     seen = sent_share(records)
@@ -92,7 +92,8 @@ def compare(
         )
     notes.append(f"bottleneck: {formula.bottleneck}, used to {max(formula.shares.values()):.0%}")
     figures = _figures(formula, summary, heard)
-    return Validation(held.load.words(), at, summary.ttft_ms.n, figures, tuple(notes))
+    words = f"{held.load.words()}, {layout.words()}"
+    return Validation(words, at, summary.ttft_ms.n, figures, tuple(notes))
 
 
 def _figures(formula: Prediction, summary: Summary, heard: Heard) -> tuple[Compared, ...]:
