@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from cluster import cli
+from tests.unit.cluster import fake_endpoint, status_examples
 from tests.unit.loadtests.planner.examples import LLAMA_7B, LLAMA_13B
 from tests.unit.loadtests.planner.laws import profile
 
@@ -195,3 +197,45 @@ def test_without_a_profile_it_is_said_how_to_get_one(
     assert "./headwater profile measures one" in capsys.readouterr().err
     assert plan("--validate") == 2
     assert "./headwater profile measures one" in capsys.readouterr().err
+
+
+# ---- which model --------------------------------------------------------------------------------
+
+
+def test_without_a_name_it_is_the_served_model(
+    folder: Path, server: fake_endpoint.Endpoint, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = folder / "served"
+    served.mkdir()
+    config(served, LLAMA_13B)
+    card = {"id": "m", "max_model_len": 4096, "root": str(served)}
+    server.objects["/v1/models"] = {"data": [card]}
+    status_examples.serve(server, folder / "state")
+    assert plan("--context", "4096") == 0
+    assert "40 layers, 40 heads" in capsys.readouterr().out
+    # A named one wins.
+    assert plan("--model", str(folder), "--context", "2048") == 0
+    assert "32 layers, 32 heads" in capsys.readouterr().out
+
+
+def test_of_a_hub_model_only_the_config_is_fetched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, str, str | None]] = []
+
+    def download(name: str, file: str, *, revision: str | None) -> str:
+        asked.append((name, file, revision))
+        return str(folder / "config.json")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert plan("--model", "owner/name", "--context", "2048") == 0
+    assert asked == [("owner/name", "config.json", None)]
+    assert "32 layers" in capsys.readouterr().out
+
+    def fail(*_: object, **__: object) -> str:
+        raise LocalEntryNotFoundError("no network\nhere")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    assert plan("--model", "owner/name") == 1
+    told = capsys.readouterr().err
+    assert "save its config.json" in told and told.count("\n") == 1
