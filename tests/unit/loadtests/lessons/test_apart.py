@@ -46,7 +46,7 @@ def _data(together: tuple[float, ...], parted: tuple[float, ...]) -> Any:
             _round(TOGETHER, *(value * weather for value in together)),
             _round(apart.APART, *(value * weather for value in parted)),
         ]
-    return {"streams": 4, "long_tokens": 1500, "rounds": rounds}
+    return {"streams": 4, "long_tokens": 1500, "disturbed": 0.02, "rounds": rounds}
 
 
 def test_the_gain_is_against_the_better_budget_and_the_price_is_told() -> None:
@@ -72,6 +72,16 @@ def test_no_difference_is_told_as_such() -> None:
     assert "TPOT shows no difference" in streams
     assert "TTFT effect not seen" in price
     assert "output shows no difference" in price
+
+
+def test_a_machine_that_was_not_quiet_is_told() -> None:
+    data = _data((300, 40, 2000, 100), (60, 30, 3000, 80))
+    assert "other processes" not in apart.reading(data)[1]
+    disturbed = apart.reading(data | {"disturbed": 0.25})[1]
+    assert disturbed.endswith(
+        "other processes had the cores for 25 % of the steps' time, which these elapsed times "
+        "include."
+    )
 
 
 def test_together_halves_both_kinds_and_apart_hands_long_prompts_over() -> None:
@@ -146,7 +156,7 @@ def test_on_engines_of_the_textbook_apart_keeps_the_streams_even(
     streams, price = apart.reading(data)
     assert "times as long together" in streams
     assert "busy" in price
-    assert data["conditions"]["steps disturbed by other processes"] == "0.0% of their time"
+    assert data["conditions"]["steps disturbed by other processes"] == "0 % of their time"
     assert len(data["rounds"]) == 3 * (2 if quick else 3)
     for drawn in apart.plots(data):
         assert "together, budget 128" in svg(drawn)
