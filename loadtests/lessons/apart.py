@@ -193,7 +193,7 @@ def measure(bench: Bench) -> Data:
             "the slab, without router, Ray and HTTP",
             "apart": f"prefill in steps of at most {BUDGETS[0]} tokens",
             "times": "elapsed, from when a request was due; no network",
-            "steps disturbed by other processes": f"{percent(disturbed)} of their time",
+            "taken by other processes": f"{percent(disturbed)} of the steps' time",
         },
         "disturbed": disturbed,
         "streams": STREAMS,

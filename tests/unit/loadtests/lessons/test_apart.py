@@ -156,7 +156,7 @@ def test_on_engines_of_the_textbook_apart_keeps_the_streams_even(
     streams, price = apart.reading(data)
     assert "times as long together" in streams
     assert "busy" in price
-    assert data["conditions"]["steps disturbed by other processes"] == "0 % of their time"
+    assert data["conditions"]["taken by other processes"] == "0 % of the steps' time"
     assert len(data["rounds"]) == 3 * (2 if quick else 3)
     for drawn in apart.plots(data):
         assert "together, budget 128" in svg(drawn)
