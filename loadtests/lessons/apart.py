@@ -254,7 +254,7 @@ def round_of(
         "arrangement": arrangement,
         "longest_gap_ms": max(gaps),
         "itl_p99_ms": percentile(gaps, 0.99),
-        "tpot_ms": median(tpot_ms(sample) or 0.0 for sample in running),
+        "tpot_ms": median(each for sample in running if (each := tpot_ms(sample)) is not None),
         "long_ttft_ms": median(ttft_ms(sample) for sample in long),
         "tokens_per_s": sum(sample.output_tokens or 0 for sample in samples) / ended_s,
         "busy": [part.step_s / ended_s for part in parts],

@@ -103,7 +103,7 @@ def round_of(lengths: str, batching: str, played: Played) -> dict[str, Any]:
         "tokens_per_s": tokens / played.busy_s,
         "slots_busy": fmean(step.requests for step in played.steps) / SLOTS,
         "ttft_ms": fmean(ttft_ms(sample) for sample in samples),
-        "tpot_ms": fmean(tpot_ms(sample) or 0.0 for sample in samples),
+        "tpot_ms": fmean(each for sample in samples if (each := tpot_ms(sample)) is not None),
         "spans_s": [_span(sample) for sample in samples],
     }
 

@@ -117,7 +117,9 @@ def round_of(setting: str, played: Played) -> dict[str, Any]:
         "setting": setting,
         "longest_gap_ms": max(gaps),
         "gaps": len(gaps),
-        "others_tpot_ms": median(tpot_ms(sample) or 0.0 for sample in others),
+        "others_tpot_ms": median(
+            each for sample in others if (each := tpot_ms(sample)) is not None
+        ),
         "long_ttft_ms": ttft_ms(long),
         "tokens_at_s": [chunk.at_s - long.sent_s for chunk in others[0].chunks],
     }

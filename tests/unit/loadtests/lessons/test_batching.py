@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from loadtests.lessons import batching
+from loadtests.lessons.virtual_client import Static, play
+from loadtests.load.records import Request
 from loadtests.plots import svg
-from tests.unit.loadtests.lessons.simulated_engine import SimulatedBench
+from tests.unit.loadtests.lessons.simulated_engine import SimulatedBench, SimulatedEngine
 
 
 def _round(lengths: str, way: str, tokens_per_s: float, **changes: float) -> dict[str, Any]:
@@ -65,6 +67,18 @@ def test_both_kinds_of_lengths_have_the_same_mean() -> None:
     )
     assert sum(equal) == sum(different) == 1000
     assert len(set(different)) == 10
+
+
+def test_a_round_tells_tokens_by_time_and_what_each_request_waited() -> None:
+    engine = SimulatedEngine(lambda _prompt, _decoding: 1.0)
+    requests = [Request(index, (1,), tokens) for index, tokens in enumerate((1, 4, 2))]
+    played = play(engine, requests, Static(2), clocks=engine.clocks)
+    found = batching.round_of("different", "static", played)
+    assert found["tokens_per_s"] == pytest.approx(7 / 6)
+    assert found["slots_busy"] == pytest.approx(7 / 6 / batching.SLOTS)
+    assert found["ttft_ms"] == pytest.approx((1000 + 1000 + 5000) / 3)
+    assert found["tpot_ms"] == pytest.approx(1000)  # an answer of one token has none
+    assert found["spans_s"] == [(1.0, 1.0), (1.0, 4.0), (5.0, 6.0)]
 
 
 @pytest.mark.parametrize("quick", [True, False])
