@@ -26,7 +26,8 @@ Search = Generator[float, bool, None]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One load of a sweep. n: measured requests. within: of these, how many met every SLO.
+    """One load of a sweep. n: measured requests, and those that were due and found no place to be
+    sent from. within: of these, how many met every SLO.
 
     per_s: successful requests a second. load: requests a second, or users of a closed loop.
     """
@@ -85,7 +86,7 @@ def step_of(run: Run, load: float, share: float = WITHIN_SHARE) -> Step:
     ended = sum(begin_s <= sample.ended_s <= end_s for sample in good)
     return Step(
         load=load,
-        n=len(measured),
+        n=len(measured) + int(run.facts.get("unsent_due") or 0),
         within=sum(meets(sample, run.slo) for sample in good),
         per_s=ended / (end_s - begin_s) if end_s > begin_s else 0.0,
         share=share,

@@ -27,7 +27,7 @@ from loadtests.load.execution import (
     perform,
     server_of,
 )
-from loadtests.load.metrics import Spread, Summary, summarise
+from loadtests.load.metrics import LAG_WARNING_MS, Spread, Summary, summarise
 from loadtests.load.records import Outcome, Run
 from loadtests.load.runner import Plan
 from loadtests.load.sweep import Search, Step
@@ -151,6 +151,12 @@ def sweep_with(
     limits = ", ".join(f"{name} ≤ {limit:g}" for name, limit in arguments.slo.items())
     _say(f"A load holds if {arguments.within:.0%} of its measured requests met {limits}.")
     _say(sweep.knee(each.step for each in done).sentence(unit))
+    late = [f"{each.step.load:g}" for each in done if _is_late(each.summary)]
+    if late:
+        _say(
+            f"Not to be relied on at {', '.join(late)} {unit}: there the generator was late. "
+            "Repeat on a machine with less to do."
+        )
     if interrupted:
         return EXIT_INTERRUPTED
     return 0 if any(each.summary.succeeded for each in done) else EXIT_FAILURES
@@ -214,7 +220,7 @@ def judged(result: Run, load: float, within: float) -> Done:
     """A step that was cut short broke: what it left unanswered is no sample, and was no success."""
     step = sweep.step_of(result, load, within)
     if result.facts.get("cut_short"):
-        step = Step(load, step.n, 0, step.per_s, step.share)
+        step = replace(step, within=0)
     return Done(result, summarise(result), step)
 
 
@@ -245,6 +251,10 @@ def _row(done: Done) -> str:
     )
     verdict = "holds" if step.held else "breaks"
     return f"{step.load:>12g}" + "".join(f"{cell:>11}" for cell in cells) + f"  {verdict}"
+
+
+def _is_late(summary: Summary) -> bool:
+    return summary.lag_ms is not None and summary.lag_ms.p99 > LAG_WARNING_MS
 
 
 def _ms(found: Spread | None, name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -164,6 +165,8 @@ def test_a_step_counts_requests_within_every_slo_and_a_failure_is_none() -> None
     # Ended within the window, successfully: all of the quick ones; the slow one ended after it.
     assert step.per_s == pytest.approx(18 / 17.5)
     assert step_of(run, 1.0, share=0.9).held
+    crowded = replace(run, facts={"unsent_due": 1})
+    assert step_of(crowded, 1.0, share=0.9).n == 21 and not step_of(crowded, 1.0, share=0.9).held
     assert not step_of(Run("", {}, {}, (0.0, 0.0), ()), 1.0).held
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,23 @@ def test_a_step_that_was_cut_short_broke(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "cut short: the deadline was reached" in out
     assert "The knee is 2 requests/s" in out
+
+
+def test_a_knee_next_to_a_late_generator_is_not_to_be_relied_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def answer(load: float) -> Run:
+        run = modelled(load)
+        if load < 8:
+            return run
+        late = tuple(replace(each, due_s=each.due_s - 0.1) for each in run.samples)
+        return replace(run, samples=late)
+
+    swept(parsed("--rates", "4,8"), answer)
+    out = capsys.readouterr().out
+    assert "Not to be relied on at 8 requests/s: there the generator was late." in out
+    swept(parsed("--rates", "4,8"), modelled)
+    assert "Not to be relied on" not in capsys.readouterr().out
 
 
 def test_too_few_requests_to_tell_are_told(capsys: pytest.CaptureFixture[str]) -> None:
