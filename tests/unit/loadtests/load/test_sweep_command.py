@@ -143,8 +143,9 @@ def test_steps_on_a_server_have_their_own_prompts_warm_up_and_window(tmp_path: P
         code = main(
             [
                 *("sweep", "--url", server.url, "--vocabulary", "49152", *SLO),
-                *("--rates", "50,100", "--input-tokens", "40", "--output-tokens", "2"),
-                *("--warmup-s", "0.1", "--duration-s", "0.2", "--output", str(tmp_path)),
+                *("--rates", "50,100", "--past-break", "--output", str(tmp_path)),
+                *("--input-tokens", "40", "--output-tokens", "2"),
+                *("--warmup-s", "0.1", "--duration-s", "0.2"),
             ]
         )
         prompts = server.prompts
@@ -157,7 +158,7 @@ def test_steps_on_a_server_have_their_own_prompts_warm_up_and_window(tmp_path: P
     for run in runs:
         assert run.window_s[0] == 0.1
         assert run.window_s[1] == pytest.approx(0.3)
-        assert {sample.measured for sample in run.samples} == {False, True}
+        assert (run.conditions["warmup_s"], run.conditions["duration_s"]) == (0.1, 0.2)
 
 
 def test_users_that_run_out_of_requests_are_given_more_and_other_ones(
