@@ -30,6 +30,7 @@ from loadtests.results import ROOT
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 150.0
+LEFT_BEHIND_S = 10.0
 POLL_S = 0.2
 _MIB = 1 << 20
 PLAIN_ENVIRONMENT = {
@@ -219,7 +220,7 @@ class VllmServer:
 def running(
     label: str, command: list[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process group of its own, its output in the log; told to end with the block."""
+    """A session of its own, its output in the log; told to end with the block, all of it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -237,9 +238,29 @@ def running(
         try:
             process.wait(timeout=STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
             sys.stderr.write(f"{label} did not end on SIGTERM and was killed\n")
+        _end_session(label, process.pid)
+
+
+def _end_session(label: str, session: int) -> None:
+    """What a server leaves behind when it ends, such as an engine whose parent was killed."""
+    left = psutil.wait_procs(_of_session(session), timeout=LEFT_BEHIND_S)[1]
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+            sys.stderr.write(f"{label} left {process.pid} behind, which was killed\n")
+    psutil.wait_procs(left)
+
+
+def _of_session(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                found.append(process)
+    return found
 
 
 def free_port() -> int:

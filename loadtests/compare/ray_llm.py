@@ -127,5 +127,7 @@ class RayLlm:
                     CORE_VARIABLE: str(core),
                 }
             },
+            # Fixed otherwise: an engine that still ends keeps the next one from starting.
+            "experimental_configs": {"NIXL_SIDE_CHANNEL_PORT_BASE": free_port()},
             "log_engine_metrics": False,
         }

@@ -3,10 +3,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from loadtests import sides
-from loadtests.sides import Limits, SideFailed, VllmServer, running, wait_for
+from loadtests.sides import Limits, SideFailed, VllmServer, running, wait_for, wait_for_line
 
 CONFIG = {
     "model": {"dtype": "bfloat16", "max_model_len": 8192},
@@ -69,3 +70,23 @@ def test_a_server_that_takes_too_long_is_given_up(
             wait_for("http://127.0.0.1:1", process, tmp_path / "x.log")
         assert process.poll() is None
     assert process.poll() is not None
+
+
+def test_what_a_server_leaves_behind_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sides, "LEFT_BEHIND_S", 0.0)
+    log = tmp_path / "x.log"
+    # Its child has a process group of its own, as Ray's have, and does not hear of its end.
+    script = (
+        "import os, subprocess, time;"
+        "child = subprocess.Popen(['sleep', '60'], process_group=0);"
+        "print('child', child.pid, flush=True);"
+        "time.sleep(60)"
+    )
+    with running("x", [sys.executable, "-c", script], {}, log) as process:
+        wait_for_line("child", process, log)
+        child = psutil.Process(int(log.read_text().split()[1]))
+        assert child.is_running()
+    assert not child.is_running()
+    assert f"x left {child.pid} behind, which was killed" in capsys.readouterr().err
