@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
+from cluster.diagnosis.rules import Cause
 from tests.e2e.client import complete
 from tests.e2e.conftest import START_TIMEOUT_S, Cluster
 from tests.e2e.corpus import BLOCK, prompt
 from tests.e2e.nodes.ray_nodes import Network
+from tests.e2e.test_diagnose import check_names
 from tests.waiting import wait_until
 
 LENGTH = 1611
 FULL_BLOCKS = LENGTH // BLOCK
+HALF_LENGTH, HANDED_OVER = 801, 8  # 1.5 s each at 200 Mbit/s
 
 
 def check_places(cluster: Cluster, network: Network) -> None:
@@ -73,6 +77,32 @@ def check_agent_starts_anew(cluster: Cluster, seed: int) -> None:
     wait_until(moved, timeout_s=START_TIMEOUT_S, what="the new agent's address")
     assert cluster.worker("prefill")["id"] == prefill["id"], "the worker lived on"
     check_hand_over(cluster, seed)
+
+
+def check_link_is_diagnosed(cluster: Cluster, seed: int) -> None:
+    """What binds hand-overs of prompts that prefill's node has computed is the line between."""
+    prompts = [prompt(HALF_LENGTH, seed + number) for number in range(HANDED_OVER)]
+    for ids in prompts:
+        complete(cluster, ids, max_tokens=1)
+
+    def ask(some: list[list[int]]) -> None:
+        for ids in some:
+            complete(cluster, ids, max_tokens=2, ignore_eos=True)
+
+    before = cluster.worker("decode")["loading_s_total"]
+    threads = [threading.Thread(target=ask, args=(prompts[first::2],)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(
+            lambda: cluster.worker("decode")["loading_s_total"] > before,
+            timeout_s=30,
+            what="blocks on their way",
+        )
+        check_names(cluster, Cause.LINK)
+    finally:
+        for thread in threads:
+            thread.join()
 
 
 def _from_afar(attempt: dict[str, Any]) -> int:

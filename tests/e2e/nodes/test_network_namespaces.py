@@ -13,7 +13,12 @@ import pytest
 
 from tests.conftest import MISSING
 from tests.e2e.conftest import Cluster
-from tests.e2e.nodes.across import check_agent_starts_anew, check_hand_over, check_places
+from tests.e2e.nodes.across import (
+    check_agent_starts_anew,
+    check_hand_over,
+    check_link_is_diagnosed,
+    check_places,
+)
 from tests.e2e.nodes.namespaces import MissingInKernel, Shape, far_namespace
 from tests.e2e.nodes.ray_nodes import Network
 
@@ -47,6 +52,10 @@ def test_each_role_is_on_its_node_and_each_node_tells_its_own_address(
 
 def test_decode_pulls_the_blocks_that_prefill_left_on_the_other_node(cluster: Cluster) -> None:
     check_hand_over(cluster, 7101)
+
+
+def test_hand_overs_over_a_slow_line_are_diagnosed_as_bound_by_the_link(cluster: Cluster) -> None:
+    check_link_is_diagnosed(cluster, 97_000)
 
 
 @pytest.mark.chaos
