@@ -116,6 +116,11 @@ class Prefetches:
         prefetch = self._prefetches.get(handoff)
         return prefetch is not None and prefetch.is_copying
 
+    @property
+    def awaited(self) -> int:
+        """Those that are copying while their attempt waits for it. Any thread."""
+        return sum(one.is_stopped and one.is_copying for one in list(self._prefetches.values()))
+
     def take(self, handoff: str) -> int | None:
         """Mutates: forgets it, as its lease is being taken over. The blocks that it brought; None
         where there is no such prefetch, and so no lease.

@@ -159,6 +159,7 @@ class ConnectorSession:
         """Totals of both roles. Any thread."""
         config = self.config
         loads = self.loader.in_progress if self.loader is not None else 0
+        loads += self.prefetches.awaited if self.prefetches is not None else 0
         staging = self._staging_ledgers()
         return self.counters.snapshot(
             config.model,

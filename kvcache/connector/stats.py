@@ -37,6 +37,7 @@ class ConnectorStats:
     blocks_failed_total counts the blocks that are recomputed for it. What is said of loads includes
     pulls: pulls_total counts the loads that a peer took part in; pulls_failed, as (reason, count),
     the look-ups at a peer without an answer and the pulls that ended early.
+    loads_in_progress includes those that wait for their prefetch to finish what it is copying.
     copies: the way of a block's bytes between engine and slab (copies.py); slot_bytes: a block's.
     staging_quarantined: slots that something may still write to after its pull had ended.
     prefetches_refused_total were never begun; blocks_prefetched_total came into the node's slab.

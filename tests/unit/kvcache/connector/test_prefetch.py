@@ -210,6 +210,22 @@ def test_a_peer_that_stands_still_holds_up_neither_the_end_nor_the_request(
     there.go_on()
 
 
+def test_a_prefetch_that_its_attempt_waits_for_counts_as_a_load(
+    node: Node, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    begin(worker, node.server.address)
+    copying = prefetches(worker)._prefetches["h1"]
+    copying.is_copying = True  # as in the middle of a copy; nothing is published there
+    assert worker.session.stats().loads_in_progress == 0
+    prefetches(worker).stop("h1")
+    assert worker.session.stats().loads_in_progress == 1
+    copying.is_copying = False
+    assert worker.session.stats().loads_in_progress == 0
+    prefetches(worker).end("h1")
+    worker.at_baseline()
+
+
 def test_without_its_own_agent_a_prefetch_ends_and_the_blocks_are_pulled(
     node: Node, make_worker: MakeWorker
 ) -> None:
