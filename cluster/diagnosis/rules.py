@@ -235,7 +235,7 @@ def _role_words(
     seconds = fmean(worker.seconds for worker in workers)
     each = ", ".join(f"{worker.worker} {_share(share_of(worker))}" for worker in workers)
     of_all = _share(fmean(share_of(worker) for worker in workers))
-    return f"{of_all} of {seconds:.1f} s by the {role} workers ({each})"
+    return f"{of_all} of {seconds:.1f} s at the {role} workers ({each})"
 
 
 def _other_roles(

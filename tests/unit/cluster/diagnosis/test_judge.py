@@ -174,7 +174,7 @@ def test_prompts_computed_by_decode_workers_bind_them_too() -> None:
     found = judge(window(decode(prefill_share=0.9), flow=flow(handover=3.0)))
     assert found.verdict is Cause.PREFILL
     assert found.finding is not None
-    assert "by the decode workers" in found.finding.evidence[0]
+    assert "at the decode workers" in found.finding.evidence[0]
 
 
 def test_a_role_is_judged_by_all_its_workers() -> None:
