@@ -139,14 +139,25 @@ def reading(data: Data) -> tuple[str, str]:
     if by_name and once and different:
         second = (
             f"In the slab the {full} full blocks of both lie in {len(by_name)} slots, one for each "
-            "name, whichever request computed it; slot numbers and physical numbers have nothing "
-            "to do with each other."
+            f"name, whichever request computed it; {_numbered_alike(data)} of these slots have the "
+            "number of the physical block."
         )
     elif by_name:
         second = "In the slab a name lies in more than one slot, which should not be."
     else:
         second = "Effect not seen: no full block of either was found in the slab."
     return first, second
+
+
+def _numbered_alike(data: Data) -> str:
+    pairs = {
+        (block, slot)
+        for request in data["requests"]
+        for block, slot in zip(request["physical"], request["slots"], strict=False)
+        if slot is not None
+    }
+    alike = sum(block == slot for block, slot in pairs)
+    return str(alike) if alike else "none"
 
 
 def plots(data: Data) -> list[Figure]:

@@ -335,6 +335,9 @@ def test_shared_blocks_are_one_memory_and_one_slot() -> None:
     assert "have 3 and 4 logical blocks in 5 physical ones" in first
     assert "the first 2 (physical 4, 9) are the same; apart they would take 7" in first
     assert "the 5 full blocks of both lie in 3 slots" in second
+    assert "none of these slots have the number of the physical block" in second
+    _, second = block_map.reading(map_data(slots={"aa": 4, "bb": 3, "cc": 5}))
+    assert "1 of these slots have the number" in second
 
 
 def test_nothing_shared_and_nothing_in_the_slab_are_told() -> None:
