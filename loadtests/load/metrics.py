@@ -286,3 +286,9 @@ def _warnings(run: Run, good: Sequence[Sample], lag: Spread | None) -> Iterable[
             f"the server told no usage in {unknown} of {len(good)} requests: their input tokens "
             "are counted as 0, their output tokens by chunk"
         )
+    untold = sum(sample.cached_tokens is None for sample in good)
+    if 0 < untold < len(good):
+        yield (
+            f"the server told cached tokens of {len(good) - untold} of {len(good)} requests: the "
+            "cached share is of these alone, and too high if the others had none"
+        )

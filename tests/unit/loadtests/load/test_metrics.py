@@ -160,7 +160,11 @@ def test_the_cached_share_is_of_the_tokens_whose_server_told() -> None:
         sample(1, input_tokens=300, cached_tokens=0),
         sample(2, input_tokens=600, cached_tokens=None),
     )
-    assert summarise(run_of(*samples)).cached_share == 0.15
+    found = summarise(run_of(*samples))
+    assert found.cached_share == 0.15
+    assert any("told cached tokens of 2 of 3 requests" in line for line in found.warnings)
+    of_all = summarise(run_of(*samples[:2]))
+    assert not any("cached tokens" in line for line in of_all.warnings)
     assert summarise(run_of(samples[2])).cached_share is None
 
 
