@@ -132,6 +132,7 @@ def listening_on(url: str) -> list[psutil.Process]:
         connection.pid
         for connection in connections
         if connection.status == psutil.CONN_LISTEN
+        and connection.laddr
         and connection.laddr.port == port
         and connection.pid is not None
     }
