@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.config_links import LinksConfig
 from cluster.config_section import Section
+from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
@@ -265,68 +266,6 @@ class RayConfig(Section):
     )
     dashboard_port: int = Field(
         default=8265, ge=0, le=65535, description="The dashboard's TCP port; 0 takes a free one."
-    )
-
-
-class SlabConfig(Section):
-    """The node's shared memory for KV blocks, one slab a model and node."""
-
-    mib: int = Field(
-        default=512,
-        ge=16,
-        le=1 << 22,
-        description=(
-            "Size in MiB; memory is used as blocks are written. More keeps more prefixes, for "
-            "hand-offs and for later turns."
-        ),
-    )
-    lease_ttl_s: float = Field(
-        default=30.0,
-        gt=0,
-        le=3600,
-        description="Seconds that a load may hold its blocks. Longer than any load takes.",
-    )
-    handoff_ttl_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=3600,
-        description=(
-            "Seconds that blocks wait for the decode worker. Too short makes it compute them "
-            "again; too long keeps an abandoned request's blocks."
-        ),
-    )
-    pull_timeout_s: float = Field(
-        default=5.0,
-        gt=0,
-        le=3600,
-        description=(
-            "Seconds that blocks of another node may take; what has not come by then is computed "
-            "again. Longer than the longest prompt's blocks take on your network."
-        ),
-    )
-    pull_streams: int = Field(
-        default=1,
-        ge=1,
-        le=16,
-        description=(
-            "TCP connections to each peer that carry blocks. More cost more CPU at both ends and "
-            "help where one cannot fill the network."
-        ),
-    )
-    prefetches_max: int = Field(
-        default=8,
-        ge=0,
-        le=256,
-        description=(
-            "Hand-offs of another node whose blocks are brought over while prefill still computes, "
-            "at a time; 0 is off."
-        ),
-    )
-    audit_share: float = Field(
-        default=0.001,
-        ge=0,
-        le=1,
-        description="Share of greedy requests run again without reuse, and compared; 0 is off.",
     )
 
 

@@ -11,11 +11,11 @@ from cluster.config import (
     Config,
     EngineConfig,
     ModelConfig,
-    SlabConfig,
     WorkerRoleConfig,
     WorkersConfig,
 )
 from cluster.config_links import LinksConfig
+from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from deployments.flow.flow_types import Role
 from deployments.links.listening import ListenSettings
