@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Generator
@@ -18,6 +19,24 @@ MISSING = "missing: "
 # A shell that starts us in the background lets us ignore SIGINT, and children inherit that: tests
 # that press Ctrl-C would hang.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _levels_are_ours() -> None:
+    """Undo what libraries set when a test first imports them: Ray's JSON log sets INFO, vLLM's
+    front end ERROR (deployments/logs.py), which would hide what caplog is to catch."""
+    logging.getLogger().setLevel(logging.WARNING)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """For the test's fixtures."""
+    _levels_are_ours()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """For the test, after its fixtures."""
+    _levels_are_ours()
 
 
 @pytest.hookimpl(wrapper=True)

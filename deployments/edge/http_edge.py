@@ -323,6 +323,9 @@ def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
     if generates and _has_long_id(body):
         message = f"A request_id may have {REQUEST_ID_CHARS_MAX} characters: each chunk repeats it."
         return ApiError(400, message, "invalid_value", "request_id")
+    if generates and _outlives_its_request(body):
+        message = "Field 'store' must be true or false; what runs in the background is not kept."
+        return ApiError(400, message, "invalid_value", "store")
     where = lone_surrogate(body)
     if where is not None:
         message = "A text holds half of a surrogate pair: no character, which no model can read."
@@ -338,6 +341,20 @@ def _has_long_id(body: bytes) -> bool:
         parsed = json.loads(body)
         name = parsed.get("request_id") if isinstance(parsed, dict) else None
         return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
+    return False
+
+
+def _outlives_its_request(body: bytes) -> bool:
+    """Whether vLLM would answer it after its HTTP exchange, past every limit, and keep it for ever.
+
+    vLLM (0.32) refuses background without store, but takes the text "false" for a store that is on.
+    """
+    if not (b"background" in body or b"\\u" in body or b"\0" in body):
+        return False
+    with contextlib.suppress(ValueError, RecursionError):
+        parsed = json.loads(body)
+        if isinstance(parsed, dict):
+            return bool(parsed.get("background")) and isinstance(parsed.get("store"), str)
     return False
 
 

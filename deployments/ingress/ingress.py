@@ -31,6 +31,7 @@ from deployments.flow.request_story import as_json, story
 from deployments.ingress.client_settings import ClientSettings
 from deployments.ingress.membership import MEMBERS, Member
 from deployments.ingress.worker_views import WorkerState
+from deployments.logs import log_here
 from deployments.node.directory_actor import RAY_NAMESPACE
 from deployments.node.node_agent import agent_name
 from deployments.secret import read_secret
@@ -71,6 +72,7 @@ class Ingress:
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, settings: IngressSettings, prefill: DeploymentHandle, decode: DeploymentHandle
     ) -> None:
+        log_here()
         self._settings = settings
         for handle in (prefill, decode):
             handle.options(stream=True)  # starts its MembershipRouter in this process

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import ray
 
+from deployments.logs import log_here
 from deployments.node.event_shipping import Answer, DirectoryIntake
 from kvcache.directory import DirectoryCore
 from kvcache.directory_types import Cursor, Feed
@@ -35,6 +36,7 @@ class Directory:
     """The actor's body; asynchronous, so that many ingresses can wait for news."""
 
     def __init__(self) -> None:
+        log_here()
         self._core = DirectoryCore(epoch=os.urandom(8).hex())
         self._intake = DirectoryIntake(self._core)
         self._news = asyncio.Condition()

@@ -19,6 +19,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.links.listening import ListenSettings, listening_here
+from deployments.logs import log_here
 from deployments.node.agent_socket import folder_problem, socket_path
 from deployments.node.core_claims import CoreClaims
 from deployments.node.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
@@ -63,6 +64,7 @@ class NodeAgent:
     """The actor's body. Public methods are called remotely; each answers quickly."""
 
     def __init__(self, settings: AgentSettings, node: str) -> None:
+        log_here()
         self._settings = settings
         self._node = node
         path = socket_path(settings.app, node, settings.socket_dir)

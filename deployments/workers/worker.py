@@ -18,6 +18,7 @@ from ray import serve
 from deployments.engine.settings import EngineSettings
 from deployments.links import frames
 from deployments.links.listening import ListenSettings, listening_here
+from deployments.logs import log_here
 from deployments.node.node_agent import AgentSettings, ensure_agent
 from deployments.secret import read_secret
 from deployments.workers.engine_server import EngineServer
@@ -57,6 +58,7 @@ class EngineWorker:
     """The replica. Its constructor returns when the engine stands and the link listens."""
 
     async def __init__(self, settings: WorkerSettings) -> None:  # type: ignore[misc] # Serve awaits it
+        log_here()
         self._settings = settings
         context = serve.get_replica_context()
         self.worker_id = f"{settings.engine.role}-{context.replica_id.unique_id}"

@@ -41,9 +41,9 @@ def run_seed(seed: int) -> Outcome:
 
 def run_scenario(scenario: Scenario, *, keep_log: bool = False) -> Outcome:
     """Run; never raises what the simulated system raised."""
-    logging.disable(logging.CRITICAL)
     world = World(scenario)
     outcome = Outcome(scenario)
+    logging.disable(logging.CRITICAL)
     try:
         world.run()
     except Exception as error:  # noqa: BLE001 - whatever production raises is a finding

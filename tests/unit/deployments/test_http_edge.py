@@ -388,3 +388,10 @@ async def test_requests_that_ask_for_no_tokens_are_not_counted() -> None:
     await ask(edge_round(App(), events), path="/tokenize")
     await ask(edge_round(App(), events), path="/tokenize", body=b"x" * (BODY_BYTES_MAX + 1))
     assert events.ends == []
+
+
+async def test_what_would_run_on_after_its_request_is_refused() -> None:
+    for store, status in (("false", 400), ("0", 400), (True, 200), (None, 200)):
+        body = json.dumps({"background": True, "store": store}).encode()
+        answer = await ask(edge_round(App(), Events()), body, path="/v1/responses")
+        assert answer.status == status

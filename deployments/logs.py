@@ -1,0 +1,29 @@
+"""What a process of ours writes into its log: the lines of our own loggers, on stderr.
+
+Ray keeps stderr as the process's worker-….err file, and shows it in its dashboard. Called first by
+every replica and actor. Without it there would be no INFO line at all, and in an ingress no
+warning either: a package that vLLM's front end imports (model_hosting_container_standards) sets
+the root logger to ERROR.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+OURS = ("headwater", "kvcache", "router", "deployments")
+ROOT_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"  # of that package
+FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
+
+
+def log_here() -> None:
+    """From INFO on. Where the root has handlers (Ray's logging_config, tests), those write."""
+    os.environ.setdefault(ROOT_LEVEL_VARIABLE, "WARNING")
+    is_taken_care_of = bool(logging.getLogger().handlers)
+    for name in OURS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        if not is_taken_care_of and not logger.handlers:
+            handler = logging.StreamHandler()
+            handler.setFormatter(logging.Formatter(FORMAT))
+            logger.addHandler(handler)

@@ -1,0 +1,51 @@
+"""A process of ours writes its log lines, whatever vLLM's front end does to logging."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import logging
+{first}
+from vllm.entrypoints.serve.sagemaker.api_router import attach_router
+from fastapi import FastAPI
+attach_router(FastAPI(), ("generate",))
+for name in ("headwater.ingress", "kvcache.agent"):
+    logging.getLogger(name).info("all is well")
+    logging.getLogger(name).warning("look here")
+"""
+LINES = [
+    f"{level} ... {name}: {said}"
+    for name in ("headwater.ingress", "kvcache.agent")
+    for level, said in (("INFO", "all is well"), ("WARNING", "look here"))
+]
+
+
+def said_by(first: str) -> list[str]:
+    """The lines of ours on stderr, times left out, of a process that begins with these words."""
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(first=first)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ours = [line for line in ran.stderr.splitlines() if "all is well" in line or "look" in line]
+    return [" ".join([line.split()[0], "...", *line.split()[3:]]) for line in ours]
+
+
+def test_our_lines_are_written_from_info_on() -> None:
+    assert said_by("from deployments.logs import log_here; log_here()") == LINES
+
+
+def test_where_the_root_writes_each_line_is_written_once() -> None:
+    root = "logging.basicConfig(format='%(levelname)s %(asctime)s %(name)s: %(message)s')"
+    assert said_by(f"{root}; from deployments.logs import log_here; log_here()") == LINES
+
+
+def test_without_it_an_ingress_would_hide_its_warnings() -> None:
+    assert said_by("") == []
