@@ -108,7 +108,7 @@ def conditions_of(url: str, status: object) -> dict[str, object]:
 
 def lines_of(profile: Profile) -> list[str]:
     """For people."""
-    contention, link = profile.contention, profile.link
+    link = profile.link
     lines = [
         f"{profile.model}, measured {profile.at}",
         *(f"  {name}: {value}" for name, value in profile.conditions.items()),
@@ -117,12 +117,11 @@ def lines_of(profile: Profile) -> list[str]:
         if profile.overhead_ms
         else "overhead of a first token: not told apart from its prefill by this server",
     ]
-    if contention.n:
-        lines.append(
-            f"roles slow each other down: prefill × {contention.prefill:.2f} beside "
-            f"{contention.streams} streams, decode step × {contention.step:.2f} beside a prefill; "
-            f"n = {contention.n}"
-        )
+    lines += [
+        f"roles slow each other down: prefill × {one.prefill:.2f} beside {one.streams} streams, "
+        f"their step × {one.step:.2f} beside a prefill; n = {one.n}"
+        for one in profile.contention
+    ]
     if link.blocks:
         lines.append(
             f"link: {link.blocks} blocks of {link.block_bytes / 1e6:.3f} MB {link.what}, published "
@@ -131,7 +130,8 @@ def lines_of(profile: Profile) -> list[str]:
         )
     if profile.slots:
         lines.append(
-            f"a decode worker has {profile.slots} slots and KV for {profile.kv_tokens:,} tokens"
+            f"a worker's step has {profile.slots} slots and {profile.step_tokens:,} tokens, its KV "
+            f"cache {profile.kv_tokens:,} tokens"
         )
     return lines
 

@@ -135,6 +135,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
     blocks_loaded_total includes blocks_pulled_total: those from other nodes' slabs.
     kv_copies: the way of a block's bytes between engine and slab; slot_bytes: a block's bytes.
+    step_tokens_max: tokens that one step may compute; 0: not told.
 
     Seconds in total, up to clock_s, the engine thread's clock at that turn. busy: in steps that
     computed. prefill: the part of these for prompts; a step's time goes by its tokens, of which
@@ -175,6 +176,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     loading_s_total: float = 0.0
     wait_s_total: float = 0.0
     load_wait_s_total: float = 0.0
+    step_tokens_max: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

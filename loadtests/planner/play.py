@@ -69,16 +69,27 @@ class _Decode:
 
 
 @dataclass(slots=True)
-class _Prefill:
-    """One prefill worker, first come first served."""
+class _Prompt:
+    """At a prefill worker; left: tokens that no step has computed or is computing."""
 
-    queue: deque[Played] = field(default_factory=deque)
-    computing: Played | None = None
+    request: Played
+    left: int
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """One prefill worker, first come first served: a step takes tokens of the oldest prompts.
+
+    So several short prompts end together, and a long one's last step is shared with the next.
+    """
+
+    prompts: deque[_Prompt] = field(default_factory=deque)
+    stepping: bool = False
 
     @property
     def in_flight(self) -> int:
-        """With the one that is computed."""
-        return len(self.queue) + (self.computing is not None)
+        """With those that are computed."""
+        return len(self.prompts)
 
 
 def play(profile: Profile, load: Load, layout: Layout, arrivals: Sequence[float]) -> list[Played]:
@@ -125,12 +136,11 @@ class _Cluster:
         return min(self._decodes, key=lambda worker: worker.cost)
 
     def _service(self) -> float:
-        load, contention = self._load, self._profile.contention
-        alone = self._profile.service_ms(load.new_tokens, load.cached_tokens)
-        if not self._prefills or not contention.streams:
+        alone = self._profile.service_ms(self._load.new_tokens, self._load.cached_tokens)
+        if not self._prefills:
             return alone
         streams = sum(len(worker.streams) for worker in self._decodes) / len(self._decodes)
-        return alone * (1 + (contention.prefill - 1) * min(1.0, streams / contention.streams))
+        return alone * self._profile.beside(streams)[0]
 
     def _arrived(self, request: Played, now: float) -> None:
         decode = self._least()
@@ -138,22 +148,31 @@ class _Cluster:
             prefill = min(self._prefills, key=lambda worker: worker.in_flight)
             request.sent = self._prices.is_sent(decode.in_flight, prefill.in_flight)
             if request.sent:
-                prefill.queue.append(request)
+                prefill.prompts.append(_Prompt(request, self._load.new_tokens))
                 self._compute(prefill, now)
                 return
         self._join(decode, _Joining(request, self._service()), now)
 
     def _compute(self, worker: _Prefill, now: float) -> None:
-        if worker.computing is None and worker.queue:
-            worker.computing = worker.queue.popleft()
-            self._at(now + self._service(), "prefilled", worker)
+        """Begins a step, if there are prompts and none is under way."""
+        if worker.stepping or not worker.prompts:
+            return
+        worker.stepping = True
+        whole = self._load.new_tokens
+        room = most = self._profile.step_tokens or whole
+        for prompt in worker.prompts:
+            taken = min(prompt.left, room)
+            prompt.left -= taken
+            room -= taken
+        self._at(now + self._service() * (most - room) / whole, "prefilled", worker)
 
     def _prefilled(self, worker: _Prefill, now: float) -> None:
-        request, worker.computing = worker.computing, None
-        assert request is not None
-        self._token(request, now)
-        if self._load.output_tokens > 1:
-            self._at(now + self._handover_ms, "handed over", request)
+        worker.stepping = False
+        while worker.prompts and not worker.prompts[0].left:
+            request = worker.prompts.popleft().request
+            self._token(request, now)
+            if self._load.output_tokens > 1:
+                self._at(now + self._handover_ms, "handed over", request)
         self._compute(worker, now)
 
     def _join(self, worker: _Decode, joining: _Joining, now: float) -> None:
@@ -169,15 +188,13 @@ class _Cluster:
             taken.append(worker.joining.popleft())
             if taken[-1].prompt_ms > self._tail_ms:
                 break  # a whole prompt is a step's worth
-        busy = sum(one.computing is not None for one in self._prefills) / max(
-            1, len(self._prefills)
-        )
+        busy = sum(one.stepping for one in self._prefills) / max(1, len(self._prefills))
         batch = worker.streams + [one.request for one in taken if one.request.tokens]
         step = 0.0
         if batch:
             context = self._load.input_tokens + sum(len(one.tokens) for one in batch) / len(batch)
             step = self._profile.step_ms(len(batch), context)
-            step *= 1 + (self._profile.contention.step - 1) * busy
+            step *= 1 + (self._profile.beside(len(batch))[1] - 1) * busy
         worker.stepping = True
         worker.prompt_ms = sum(one.prompt_ms for one in taken)
         step += worker.prompt_ms

@@ -23,7 +23,7 @@ from math import exp, inf
 
 from loadtests.planner.path import Prices, Prompt
 from loadtests.planner.profile import Profile
-from loadtests.planner.queueing import Queue, others_in_batch
+from loadtests.planner.queueing import Queue, others_in_batch, prompts_in_step
 
 ROUNDS = 200
 DAMPING = 0.5
@@ -231,15 +231,12 @@ class _Model:
     def service_at(self, others: float) -> float:
         """Of a prompt, beside so many streams at each decode worker."""
         alone = self.profile.service_ms(self.load.new_tokens, self.load.cached_tokens)
-        contention = self.profile.contention
-        if not self.layout.prefill or not contention.streams:
-            return alone
-        return alone * (1 + (contention.prefill - 1) * min(1.0, others / contention.streams))
+        return alone * self.profile.beside(others)[0] if self.layout.prefill else alone
 
     def step_at(self, others: float, state: _State) -> float:
         """Between two tokens, beside so many streams."""
         step = self.profile.step_ms(1 + others, self.context)
-        step *= 1 + (self.profile.contention.step - 1) * state.busy
+        step *= 1 + (self.profile.beside(1 + others)[1] - 1) * state.busy
         return step / (1 - min(STALLED_MOST, state.stalled))
 
     def sent_at(self, state: _State, waiting: int) -> float:
@@ -289,7 +286,10 @@ class _Model:
         base = profile.overhead_ms + state.service
         waiting = state.busy * state.sent_busy / sent if sent else 0.0
         here = Wait(base + beside, queues[1].busy, queues[1].mean_when_busy)
-        there = Wait(base, waiting, queues[0].mean_when_busy)
+        shared, beyond = self.shared_ms(state)
+        # Prompts that end together had waited for the step; the next one's tokens delay anybody.
+        mean = queues[0].mean_when_busy + (shared / waiting if waiting else 0.0)
+        there = Wait(base + beyond, waiting, mean)
         ways = [(sent, there), (1 - sent, here)]
         shares = self.shares(state)
         gap = self.gap_ms(state, step)
@@ -315,6 +315,23 @@ class _Model:
             shares=shares,
             requests_per_s=load.rate_per_s / max(1.0, *shares.values()),
         )
+
+    def shared_ms(self, state: _State) -> tuple[float, float]:
+        """What a prompt waits, on average, for others' tokens in its own steps at a prefill worker.
+
+        First where a step holds whole prompts: all of a step end with it. Second where a prompt
+        takes several: its last one is filled up with the next prompt's tokens.
+        """
+        whole, room = self.load.new_tokens, self.profile.step_tokens
+        used = min(
+            STALLED_MOST, self.rate * state.sent * state.service / max(1, self.layout.prefill)
+        )
+        if not room or not whole or not self.layout.prefill:
+            return 0.0, 0.0
+        if whole <= room:
+            together = min(room / whole, prompts_in_step(used))
+            return state.service * (together - 1) / 2, 0.0
+        return 0.0, state.service * (-whole % room) / whole * (1 - exp(-used))
 
     def gap_ms(self, state: _State, step: float) -> float:
         """From the first to the second token of a request that is handed over."""

@@ -36,7 +36,7 @@ from loadtests.planner.records import Story, story_of
 GAPS_MIN = 4
 STEP_MS_LEAST = 1e-3
 WARM_UP_TOKENS = 256
-CONTENTION_STREAMS = 4
+CONTENTION_STREAMS = (4, 12)
 CONTENTION_OUTPUT_TOKENS = 96
 
 
@@ -139,9 +139,8 @@ class Probe:
         )
         seen = await self._prefills()
         steps = await self._all_steps()
-        contention = Contention()
-        if status is not None:
-            contention = await self._contention()
+        beside = [n for n in CONTENTION_STREAMS if n < slots_of(status)]
+        contention = [await self._contention(streams) for streams in beside]
         overhead_ms = overhead_of(seen)
         profile = Profile(
             model=model,
@@ -152,9 +151,10 @@ class Probe:
             overhead_ms=overhead_ms,
             colocated=not any(one.story and one.story.handed_over for one in seen),
             block_tokens=block_tokens,
-            contention=contention,
+            contention=tuple(one for one in contention if one.n),
             link=link_of(seen, status),
             slots=slots_of(status),
+            step_tokens=step_tokens_of(status),
             kv_tokens=kv_blocks_of(status) * block_tokens,
         )
         return replace(profile, handover=handover_points(seen, profile))
@@ -200,7 +200,7 @@ class Probe:
             )
         return tuple(points)
 
-    async def _contention(self) -> Contention:
+    async def _contention(self, beside_streams: int) -> Contention:
         """The same length alone and beside streams, by the worker's own clock where it says."""
         longest = max(new for new, cached in self.grid.prefill if not cached)
         tokens = min(512, longest)
@@ -209,7 +209,7 @@ class Probe:
             first = await self._story(self._new(tokens))
             streams = [
                 asyncio.create_task(self._ask(self._new(64), CONTENTION_OUTPUT_TOKENS))
-                for _ in range(CONTENTION_STREAMS)
+                for _ in range(beside_streams)
             ]
             await self._ask(self._new(64), 2)  # by its end they stream
             second = await self._story(self._new(tokens))
@@ -228,7 +228,7 @@ class Probe:
         return Contention(
             prefill=max(1.0, median(beside) / median(alone)),
             step=max(1.0, middle(steps_beside) / middle(steps_alone)),
-            streams=CONTENTION_STREAMS,
+            streams=beside_streams,
             n=len(alone),
         )
 
@@ -362,6 +362,12 @@ def slots_of(status: Mapping[str, Any] | None) -> int:
     if status is None:
         return 0
     return int(status["admission"]["slots"]) // max(1, len(_decodes(status)))
+
+
+def step_tokens_of(status: Mapping[str, Any] | None) -> int:
+    """That the smallest worker computes in a step; 0 if not known."""
+    workers = [] if status is None else status["workers"]
+    return min((int(one.get("step_tokens_max") or 0) for one in workers), default=0)
 
 
 def kv_blocks_of(status: Mapping[str, Any] | None) -> int:

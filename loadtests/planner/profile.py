@@ -19,12 +19,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from loadtests.planner.fits import FitError, Point, error_of, predicted, solve
 
-FORMAT = "headwater-profile/1"
+FORMAT = "headwater-profile/2"
 PAIRS = 1e6
 TRUST_MOST = 0.10
 """Above this error of a validation, the plan says that it should not be trusted."""
@@ -61,10 +62,10 @@ class HandoverPoint:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How roles slow each other down, as factors; 1 where they share nothing.
+    """How roles slow each other down at one number of streams, as factors; 1: they share nothing.
 
-    prefill: of the prefill service while `streams` decode elsewhere. step: of a decode step while
-    another worker computes a prompt.
+    prefill: of the prefill service while `streams` decode elsewhere. step: of a decode step of
+    these while another worker computes a prompt.
     """
 
     prefill: float = 1.0
@@ -133,7 +134,8 @@ class Profile:
     """One model on one kind of worker.
 
     colocated: the server does not tell apart prefill and decode (a plain engine). slots: requests
-    that one worker has in a step; kv_tokens: that its KV cache holds; 0 where not known.
+    that one worker has in a step; step_tokens: that it computes in one at most; kv_tokens: that its
+    KV cache holds; 0 where not known. contention: by rising streams.
     conditions: under which it was measured; a plan for others is a guess.
     """
 
@@ -146,9 +148,10 @@ class Profile:
     overhead_ms: float = 0.0
     colocated: bool = False
     slots: int = 0
+    step_tokens: int = 0
     kv_tokens: int = 0
     block_tokens: int = 0
-    contention: Contention = field(default_factory=Contention)
+    contention: tuple[Contention, ...] = ()
     link: Link = field(default_factory=Link)
     validations: tuple[Validation, ...] = ()
 
@@ -157,6 +160,25 @@ class Profile:
     def service_ms(self, new: float, cached: float) -> float:
         """A prompt's stay at a worker that has nothing else to do."""
         return predicted(self._prefill_fit, prefill_terms(new, cached))
+
+    def beside(self, streams: float) -> tuple[float, float]:
+        """Factors of a prefill and of a decode step, where both go on at once.
+
+        In a line between the points, level beyond them; without streams a prefill has no company,
+        while a step of few streams has as much of it as one of more.
+        """
+        if not self.contention:
+            return 1.0, 1.0
+        first = self.contention[0]
+        points = [Contention(step=first.step), *self.contention]
+        for low, high in pairwise(points):
+            if streams < high.streams:
+                share = (streams - low.streams) / (high.streams - low.streams)
+                return (
+                    low.prefill + share * (high.prefill - low.prefill),
+                    low.step + share * (high.step - low.step),
+                )
+        return points[-1].prefill, points[-1].step
 
     @property
     def token_ms(self) -> float:
@@ -313,7 +335,7 @@ class Profile:
                     "prefill": tuple(PrefillPoint(**one) for one in data["prefill"]),
                     "steps": tuple(StepPoint(**one) for one in data["steps"]),
                     "handover": tuple(HandoverPoint(**one) for one in data["handover"]),
-                    "contention": Contention(**data["contention"]),
+                    "contention": tuple(Contention(**one) for one in data["contention"]),
                     "link": Link(**data["link"]),
                     "validations": tuple(_validation(one) for one in data["validations"]),
                 }

@@ -57,6 +57,17 @@ class Queue:
         return self.service * (1 + self.cv2) / 2 / self.servers / (1 - self.share_when_busy)
 
 
+def prompts_in_step(used: float) -> float:
+    """Prompts in the step that computes one, itself included, where a step takes all that wait.
+
+    used: share of time in which the worker computes. Arrivals at random, equal prompts: the work
+    that is there is that of first come first served, so R + X = S used / (2 (1 - used)) with the
+    rest of the step under way R = used S m / 2 and the wait for others in one's own step X =
+    S (m - 1) / 2; hence m = 1 / (1 - used²).
+    """
+    return 1 / (1 - used**2)
+
+
 def others_in_batch(
     arrivals_per_ms: float, residence_ms: Callable[[float], float], most: float
 ) -> float:

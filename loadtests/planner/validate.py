@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from loadtests.load.arrivals import arrivals
@@ -90,6 +90,14 @@ def compare(
             f"prompts sent to prefill workers: formula {formula.sent:.0%}, played "
             f"{heard.sent:.0%}, seen {seen:.0%}"
         )
+        service_ms = service_of(records)
+        if service_ms:
+            alone = profile.service_ms(load.new_tokens, load.cached_tokens)
+            notes.append(
+                f"from its first to its last step a prompt was {service_ms:.0f} ms at its prefill "
+                f"worker (middle), others' tokens included; by the profile {alone:.0f} alone, "
+                f"{formula.service_ms:.0f} beside the streams"
+            )
     notes.append(f"bottleneck: {formula.bottleneck}, used to {max(formula.shares.values()):.0%}")
     figures = _figures(formula, summary, heard)
     words = f"{held.load.words()}, {layout.words()}"
@@ -124,6 +132,13 @@ def sent_share(records: Iterable[Mapping[str, Any]]) -> float | None:
     """Share of the requests that were handed over, by the server's records; None without any."""
     stories = [story for story in map(story_of, records) if story is not None]
     return fmean(story.handed_over for story in stories) if stories else None
+
+
+def service_of(records: Iterable[Mapping[str, Any]]) -> float:
+    """Middle of the time in which prompts that were handed over were computed, ms; 0 of none."""
+    stories = [story for story in map(story_of, records) if story is not None]
+    times = [story.service_ms for story in stories if story.handed_over]
+    return median(times) if times else 0.0
 
 
 def lines_of(found: Validation) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from loadtests.load.records import Chunk, Outcome, Sample
 from loadtests.planner.profile import (
-    Contention,
     HandoverPoint,
     Link,
     PrefillPoint,
@@ -54,7 +53,7 @@ def profile(**changes: Any) -> Profile:
         "slots": 16,
         "kv_tokens": 11_000,
         "block_tokens": BLOCK,
-        "contention": Contention(),
+        "contention": (),
         "link": Link(2e9, 3e9, 737_280, 50, "copied within the node"),
     }
     return Profile(**{**known, **changes})
@@ -127,7 +126,13 @@ class LawServer:
         if not self.tells:
             return None
         workers = [
-            {"role": role, "state": "ready", "total_blocks": 350, "slot_bytes": 737_280}
+            {
+                "role": role,
+                "state": "ready",
+                "total_blocks": 350,
+                "slot_bytes": 737_280,
+                "step_tokens_max": 1024,
+            }
             for role in ("prefill", "decode")
         ]
         return {"workers": workers, "admission": {"slots": 16}}

@@ -8,6 +8,7 @@ from math import inf
 import pytest
 
 from loadtests.load.arrivals import arrivals
+from loadtests.planner.path import Prices
 from loadtests.planner.play import play
 from loadtests.planner.playing import Heard, hear, play_at_random
 from loadtests.planner.predict import Layout, Load, Stage, Wait, percentile, predict
@@ -99,10 +100,57 @@ def test_what_cannot_keep_up_says_so_and_lets_through_what_it_can() -> None:
 
 
 def test_roles_that_share_a_machine_are_slower_together() -> None:
-    shared = profile(contention=Contention(prefill=1.5, step=1.2, streams=2, n=3))
+    shared = profile(contention=(Contention(prefill=1.5, step=1.2, streams=2, n=3),))
     together, apart = (predict(p, BALANCED, ONE_EACH) for p in (shared, profile()))
     assert together.ttft_p50_ms > 1.1 * apart.ttft_p50_ms
     assert together.step_ms > apart.step_ms
+
+
+def test_the_company_of_streams_grows_with_their_number_up_to_what_was_measured() -> None:
+    points = (Contention(1.2, 1.1, 4, 3), Contention(1.6, 1.3, 12, 3))
+    shared = profile(contention=points)
+    assert profile().beside(7) == (1.0, 1.0)
+    assert shared.beside(0) == pytest.approx((1.0, 1.1))
+    assert shared.beside(2) == pytest.approx((1.1, 1.1))
+    assert shared.beside(8) == pytest.approx((1.4, 1.2))
+    assert shared.beside(30) == (1.6, 1.3)
+
+
+@pytest.fixture
+def all_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the prefill worker, however many are there."""
+    monkeypatch.setattr(Prices, "is_sent", lambda *_: True)
+
+
+@pytest.mark.usefixtures("all_sent")
+@pytest.mark.parametrize(
+    ("step_tokens", "ends"), [(0, [1, 2, 3, 4]), (1000, [1, 3, 3, 4]), (2000, [1, 4, 4, 4])]
+)
+def test_prompts_that_a_step_holds_end_together(step_tokens: int, ends: list[int]) -> None:
+    at_once = [0.0, 1e-3, 2e-3, 3e-3]
+    played = play(profile(step_tokens=step_tokens), Load(1.0, 500, 2), Layout(1, 8), at_once)
+    times = [one.tokens[0] - OVERHEAD_MS for one in played]
+    assert times == pytest.approx([end * service_ms(500, 0) for end in ends], rel=1e-6)
+
+
+@pytest.mark.usefixtures("all_sent")
+def test_a_long_prompt_s_last_step_is_filled_up_with_the_next_one() -> None:
+    load, layout = Load(1.0, 1500, 2), Layout(1, 8)
+    played = play(profile(step_tokens=1000), load, layout, [0.0, 1e-3])
+    times = [one.tokens[0] - OVERHEAD_MS for one in played]
+    service = service_ms(1500, 0)
+    assert times == pytest.approx([service * 2000 / 1500, 2 * service], rel=1e-6)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.8, 1.2])
+@pytest.mark.parametrize("step_tokens", [1024, 4096])
+def test_the_formula_knows_that_prompts_end_together(rate: float, step_tokens: int) -> None:
+    load, layout = Load(rate, 512, 4), Layout(1, 4)
+    shares = profile(step_tokens=step_tokens)
+    played = play_at_random(shares, load, layout)
+    formula = predict(shares, load, layout)
+    assert played is not None
+    assert formula.ttft_ms == pytest.approx(played.ttft.mean, rel=0.15)
 
 
 def test_cached_tokens_shorten_the_prefill() -> None:
