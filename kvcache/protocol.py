@@ -57,12 +57,14 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     """Put off the answer until more than more_than blocks are published, or all that were asked.
 
     It comes at the latest after wait_s seconds, and as soon as the hand-off, once seen open, has
-    ended: its writer will publish no more.
+    ended: its writer will publish no more. was_open: whether an answer has said so before; without
+    it one that ended between two questions would look like one that is yet to begin.
     """
 
     more_than: U64
     handoff: Key | None
     wait_s: TtlS
+    was_open: bool = False
 
 
 class LeasePrefix(msgspec.Struct, frozen=True, array_like=True, tag="lease"):

@@ -28,7 +28,7 @@ class _Waiting:
     request: LeasePrefix
     wait: Wait
     deadline_s: float
-    has_seen_handoff: bool = False
+    has_seen_handoff: bool
 
 
 class LeaseWaits:
@@ -52,7 +52,8 @@ class LeaseWaits:
             raise ProtocolError(f"request {request.request_id} waits already")
         if request.wait is None or len(self._waiting) >= WAITS_MAX:
             return False
-        waiting = _Waiting(owner, request, request.wait, now_s + request.wait.wait_s)
+        wait = request.wait
+        waiting = _Waiting(owner, request, wait, now_s + wait.wait_s, wait.was_open)
         if self._is_due(waiting, now_s):
             return False
         self._waiting[key] = waiting

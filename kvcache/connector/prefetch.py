@@ -167,24 +167,30 @@ class Prefetches:
 
     def _follow(self, prefetch: _Prefetch) -> None:
         """Copy each run as it grows, to its end or to that of its hand-off."""
-        copied, total = 0, len(prefetch.hashes)
-        while copied < total and (pending := self._ask(prefetch, copied)) is not None:
+        copied, total, was_open = 0, len(prefetch.hashes), False
+        while copied < total:
+            pending = self._ask(prefetch, copied, was_open=was_open)
+            if pending is None:
+                return
             run = pending.result(max(0.0, prefetch.deadline_s - time.monotonic()))
             while copied < len(run.blocks):
                 last = min(copied + self._config.pull_window_slots, len(run.blocks))
                 if not self._copy(prefetch, run.blocks[:last], copied):
                     return
                 copied = last
-            if not run.handoff_open:
+            was_open = run.handoff_open
+            if not was_open:
                 return
 
-    def _ask(self, prefetch: _Prefetch, copied: int) -> Pending[LeasedRun] | None:
+    def _ask(
+        self, prefetch: _Prefetch, copied: int, *, was_open: bool
+    ) -> Pending[LeasedRun] | None:
         """For a longer run than `copied`; None once it is stopped, or too late."""
         remaining_s = prefetch.deadline_s - time.monotonic()
         with prefetch.lock:
             if prefetch.is_stopped or remaining_s <= 0.0:
                 return None
-            wait = Wait(copied, prefetch.handoff, remaining_s)
+            wait = Wait(copied, prefetch.handoff, remaining_s, was_open)
             prefetch.waits_for = prefetch.source.lease(
                 prefetch.lease, prefetch.hashes, self._config.lease_ttl_s, None, wait
             )

@@ -32,8 +32,15 @@ class Book:
         filled = [FilledBlock(g.hash, None, g.slot, g.generation, 0) for g in grants]
         assert all(self.table.publish(PREFILL, filled, None, NOW_S))
 
-    def ask(self, more_than: int, request_id: int = 1, handoff: str | None = "hand-over") -> bool:
-        wait = Wait(more_than, handoff, 10.0)
+    def ask(
+        self,
+        more_than: int,
+        request_id: int = 1,
+        handoff: str | None = "hand-over",
+        *,
+        was_open: bool = False,
+    ) -> bool:
+        wait = Wait(more_than, handoff, 10.0, was_open)
         request = LeasePrefix(request_id, "load", tuple(chain(4)), 30.0, None, wait)
         return self.waits.put_off(DECODE, request, NOW_S)
 
@@ -81,6 +88,16 @@ def test_a_handoff_that_was_open_and_has_ended_makes_it_due(book: Book) -> None:
     assert book.due() == [1]
     book.table.end_handoff("hand-over")
     assert book.due() == [2]
+
+
+def test_a_handoff_that_ended_between_two_questions_is_told_at_once(book: Book) -> None:
+    book.publish(1)
+    book.table.end_handoff("hand-over")
+    assert not book.ask(more_than=1, was_open=True)
+    assert book.ask(more_than=1), "for all that is known here it may still begin"
+    book.publish(1, start=2)
+    assert book.due() == [1]
+    assert book.ask(more_than=2, was_open=True), "it is open"
 
 
 def test_time_makes_it_due(book: Book) -> None:
