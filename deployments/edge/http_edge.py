@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
 from deployments.edge.http_answer import Answer, Exchange
@@ -45,7 +45,8 @@ REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_
 REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1/generate takes
 # Text that a body must hold for one of them to be in it; or it holds escapes, or is not UTF-8:
 # json.loads reads UTF-16 and UTF-32 too, where each ASCII character has zero bytes beside it.
-_SUSPICIOUS = (*(f.encode() for f in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD)), b"\\u", b"\0")
+_SUSPICIOUS = tuple(name.encode() for name in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD))
+_DISGUISES = (b"\\u", b"\0")  # JSON's escapes, UTF-16 and UTF-32: any name may be in there
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 REQUEST_ID_CHARS_MAX = 128
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -284,16 +285,25 @@ def _refused_field(body: bytes) -> str | None:
     Parsed only when a field's name may occur at all. Only where vLLM reads them do they count: a
     message's text, a tool's schema or metadata may hold these words.
     """
-    if not any(text in body for text in _SUSPICIOUS):
-        return None
-    with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(body)
-        if isinstance(parsed, dict):
-            sampling = parsed.get("sampling_params")
-            if isinstance(sampling, dict) and sampling.get(REFUSED_SAMPLING_FIELD) is not None:
-                return f"sampling_params.{REFUSED_SAMPLING_FIELD}"
-            return next((name for name in REFUSED_FIELDS if parsed.get(name) is not None), None)
-    return None  # vLLM answers malformed JSON in its own words
+    found = _fields_in(body, *_SUSPICIOUS)
+    sampling = found.get("sampling_params")
+    if isinstance(sampling, dict) and sampling.get(REFUSED_SAMPLING_FIELD) is not None:
+        return f"sampling_params.{REFUSED_SAMPLING_FIELD}"
+    return next((name for name in REFUSED_FIELDS if found.get(name) is not None), None)
+
+
+def _fields_in(body: bytes, *names: bytes) -> dict[str, Any]:
+    """The body's fields where one of these texts may be in it, and it is an object; none else.
+
+    Not parsed where they cannot be, which is nearly always. Malformed JSON has no fields here: vLLM
+    answers it in its own words.
+    """
+    if any(text in body for text in (*names, *_DISGUISES)):
+        with contextlib.suppress(ValueError, RecursionError):
+            parsed = json.loads(body)
+            if isinstance(parsed, dict):
+                return parsed
+    return {}
 
 
 def _with_safe_request_id(scope: Scope) -> Scope:
@@ -334,14 +344,11 @@ def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
 
 
 def _has_long_id(body: bytes) -> bool:
-    """Whether the body names its request at length. Parsed only where it may."""
-    if len(body) <= REQUEST_ID_CHARS_MAX or not (b"request_id" in body or b"\\u" in body):
+    """Whether the body names its request at length."""
+    if len(body) <= REQUEST_ID_CHARS_MAX:
         return False
-    with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(body)
-        name = parsed.get("request_id") if isinstance(parsed, dict) else None
-        return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
-    return False
+    name = _fields_in(body, b"request_id").get("request_id")
+    return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
 
 
 def _outlives_its_request(body: bytes) -> bool:
@@ -349,13 +356,8 @@ def _outlives_its_request(body: bytes) -> bool:
 
     vLLM (0.32) refuses background without store, but takes the text "false" for a store that is on.
     """
-    if not (b"background" in body or b"\\u" in body or b"\0" in body):
-        return False
-    with contextlib.suppress(ValueError, RecursionError):
-        parsed = json.loads(body)
-        if isinstance(parsed, dict):
-            return bool(parsed.get("background")) and isinstance(parsed.get("store"), str)
-    return False
+    found = _fields_in(body, b"background")
+    return bool(found.get("background")) and isinstance(found.get("store"), str)
 
 
 async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:

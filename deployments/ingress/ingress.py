@@ -273,6 +273,7 @@ class Ingress:
             load = link.load
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
             status["slots"] = link.welcome.slots
+            status["step_tokens_max"] = link.welcome.step_tokens_max
         return status
 
     async def _ledger(self, *, scan: bool = True, owners: bool = True) -> JSONResponse:

@@ -49,7 +49,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Worker to ingress: who it is.
 
     ``namespace``: all that the workers of a model must have in common (the identity of their
-    blocks, and max_model_len), as text, to name a differing field.
+    blocks, and max_model_len), as text, to name a differing field. ``slots`` and
+    ``step_tokens_max``: requests and tokens that one engine step may have; 0: not told.
     """
 
     worker: str
@@ -62,6 +63,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
     slots: int
     queue_max: int
     machine: str = ""
+    step_tokens_max: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
@@ -135,7 +137,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     cannot. Here, not in Welcome: an agent that starts anew has another port, and the link goes on.
     blocks_loaded_total includes blocks_pulled_total: those from other nodes' slabs.
     kv_copies: the way of a block's bytes between engine and slab; slot_bytes: a block's bytes.
-    step_tokens_max: tokens that one step may compute; 0: not told.
 
     Seconds in total, up to clock_s, the engine thread's clock at that turn. busy: in steps that
     computed. prefill: the part of these for prompts; a step's time goes by its tokens, of which
@@ -176,7 +177,6 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     loading_s_total: float = 0.0
     wait_s_total: float = 0.0
     load_wait_s_total: float = 0.0
-    step_tokens_max: int = 0
 
 
 class Outputs(msgspec.Struct, frozen=True, array_like=True, tag=8):

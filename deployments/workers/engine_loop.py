@@ -95,7 +95,7 @@ class EngineLoop:
         self._build_error: BaseException | None = None
         self._built = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._load = WorkerLoad(settings.max_num_seqs, settings.max_num_batched_tokens)
+        self._load = WorkerLoad(settings.max_num_seqs)
         self.engine: InprocessEngine
         self.load_when_built = frames.Load()
         self.slab_peer = ""  # where other nodes read our node's slab; the worker keeps it true

@@ -132,6 +132,7 @@ class EngineWorker:
             slots=engine.max_num_seqs,
             queue_max=self._settings.queue_max,
             machine=f"{loop.engine.layout.isa}, {self._settings.cores} cores",
+            step_tokens_max=engine.max_num_batched_tokens,
         )
 
     # ---- Serve ------------------------------------------------------------------------------

@@ -19,10 +19,9 @@ if TYPE_CHECKING:  # they import vLLM
 class WorkerLoad:
     """The totals of one engine. Times in seconds, of the caller's one clock."""
 
-    def __init__(self, slots: int, step_tokens_max: int = 0) -> None:
-        """slots: requests that the engine runs at once; step_tokens_max: tokens in one step."""
+    def __init__(self, slots: int) -> None:
+        """slots: requests that the engine runs at once."""
         self._slots = slots
-        self._step_tokens_max = step_tokens_max
         self._last = (0.0, 0, 0.0, 0)  # ms, tokens, pairs, requests of the last step
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -104,5 +103,4 @@ class WorkerLoad:
             loading_s_total=self._loading_s,
             wait_s_total=self._wait_s,
             load_wait_s_total=self._load_wait_s,
-            step_tokens_max=self._step_tokens_max,
         )

@@ -316,6 +316,10 @@ class _Model:
             requests_per_s=load.rate_per_s / max(1.0, *shares.values()),
         )
 
+    def prefill_used(self, state: _State) -> float:
+        """Share of the prefill workers' time; there are some."""
+        return self.rate * state.sent * state.service / self.layout.prefill
+
     def shared_ms(self, state: _State) -> tuple[float, float]:
         """What a prompt waits, on average, for others' tokens in its own steps at a prefill worker.
 
@@ -323,11 +327,9 @@ class _Model:
         takes several: its last one is filled up with the next prompt's tokens.
         """
         whole, room = self.load.new_tokens, self.profile.step_tokens
-        used = min(
-            STALLED_MOST, self.rate * state.sent * state.service / max(1, self.layout.prefill)
-        )
-        if not room or not whole or not self.layout.prefill:
+        if not room or not self.layout.prefill:
             return 0.0, 0.0
+        used = min(STALLED_MOST, self.prefill_used(state))
         if whole <= room:
             together = min(room / whole, prompts_in_step(used))
             return state.service * (together - 1) / 2, 0.0
@@ -357,7 +359,7 @@ class _Model:
 
         prefill = state.stalled
         if self.layout.prefill:
-            prefill = self.rate * state.sent * state.service / self.layout.prefill
+            prefill = self.prefill_used(state)
         if state.stalled > STALLED_MOST:  # a decode worker that prompts fill
             prefill = max(prefill, state.stalled)
         found = {

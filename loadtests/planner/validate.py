@@ -24,7 +24,7 @@ from loadtests.planner.play import play
 from loadtests.planner.playing import Heard, hear
 from loadtests.planner.predict import Layout, Load, Prediction, predict
 from loadtests.planner.profile import Compared, Profile, Validation
-from loadtests.planner.records import story_of
+from loadtests.planner.records import Story, story_of
 
 SAMPLES_FOR_P95 = 100
 
@@ -130,15 +130,18 @@ def _figures(formula: Prediction, summary: Summary, heard: Heard) -> tuple[Compa
 
 def sent_share(records: Iterable[Mapping[str, Any]]) -> float | None:
     """Share of the requests that were handed over, by the server's records; None without any."""
-    stories = [story for story in map(story_of, records) if story is not None]
+    stories = _stories(records)
     return fmean(story.handed_over for story in stories) if stories else None
 
 
 def service_of(records: Iterable[Mapping[str, Any]]) -> float:
     """Middle of the time in which prompts that were handed over were computed, ms; 0 of none."""
-    stories = [story for story in map(story_of, records) if story is not None]
-    times = [story.service_ms for story in stories if story.handed_over]
+    times = [story.service_ms for story in _stories(records) if story.handed_over]
     return median(times) if times else 0.0
+
+
+def _stories(records: Iterable[Mapping[str, Any]]) -> list[Story]:
+    return [story for story in map(story_of, records) if story is not None]
 
 
 def lines_of(found: Validation) -> list[str]:

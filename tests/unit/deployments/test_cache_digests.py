@@ -47,9 +47,7 @@ class Turns:
         self.now_s = 100.0
         self.engine = Engine()
         self.sent: list[Any] = []
-        settings: Any = SimpleNamespace(
-            owner="w", served_model="m", max_num_seqs=16, max_num_batched_tokens=64
-        )
+        settings: Any = SimpleNamespace(owner="w", served_model="m", max_num_seqs=16)
         engine: Any = self.engine
         self.loop = EngineLoop(
             settings,
