@@ -1,0 +1,97 @@
+"""What a worker tells the autoscaler, and what is made of it: figures now, and differences.
+
+Workers report totals and gauges (`figures_of`, called by worker.py); Serve keeps each as a series
+of (time, value), the last one for ever, so that a worker that has gone silent looks as it did then.
+Hence the age: `reading_of` answers with words where a worker's figures are old, incomplete or no
+numbers. Called by serve_policy.py and worker.py. Pure; must not take silence for idleness.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+GAUGES = ("running", "waiting", "queued_tokens", "free_blocks", "total_blocks", "stalled_s")
+TOTALS = ("steps", "busy_s_total", "computed_tokens_total", "generated_tokens_total", "clock_s")
+SLOTS = "slots"
+FIGURES = (*GAUGES, *TOTALS, SLOTS)
+
+
+class Point(Protocol):
+    """One value of a series, as Serve's TimeStampedValue is."""
+
+    timestamp: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReading:
+    """One worker. The lower half is the differences between its oldest report and its newest.
+
+    window_s: the time between these two by the engine's clock; 0 with one report.
+    """
+
+    running: float
+    waiting: float
+    queued_tokens: float
+    free_blocks: float
+    total_blocks: float
+    slots: float
+    window_s: float = 0.0
+    busy_s: float = 0.0
+    steps: float = 0.0
+    computed_tokens: float = 0.0
+    generated_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A worker whose figures say nothing of now, and why."""
+
+    why: str
+
+
+def figures_of(load: object, slots: int) -> dict[str, float]:
+    """What a worker reports: all numbers, as Serve wants them. load: a links.frames.Load."""
+    return {name: float(getattr(load, name)) for name in (*GAUGES, *TOTALS)} | {SLOTS: float(slots)}
+
+
+def reading_of(
+    series: Mapping[str, Sequence[Point]], now_s: float, silent_s: float
+) -> WorkerReading | Silent:
+    """series: of one worker, by figure, oldest first; now_s: by the clock of their times."""
+    missing = [name for name in FIGURES if not series.get(name)]
+    if len(missing) == len(FIGURES):
+        return Silent("has not reported yet")
+    if missing:
+        return Silent(f"reports no {missing[0]}")
+    last = {name: series[name][-1] for name in FIGURES}
+    age_s = now_s - min(point.timestamp for point in last.values())
+    if age_s > silent_s:
+        return Silent(f"was heard {age_s:.0f} s ago")
+    now = {name: float(point.value) for name, point in last.items()}
+    wrong = [name for name, value in now.items() if not (math.isfinite(value) and value >= 0)]
+    if wrong:
+        return Silent(f"reports {wrong[0]} = {now[wrong[0]]}")
+    if now["stalled_s"] > silent_s:
+        return Silent(f"its engine has not turned for {now['stalled_s']:.0f} s")
+    if not (now[SLOTS] and now["total_blocks"]):
+        return Silent("reports no slots, or no KV blocks")
+    past = {name: now[name] - float(series[name][0].value) for name in TOTALS}
+    if not all(math.isfinite(value) and value >= 0 for value in past.values()):
+        past = dict.fromkeys(TOTALS, 0.0)  # the totals began anew
+    return WorkerReading(
+        running=now["running"],
+        waiting=now["waiting"],
+        queued_tokens=now["queued_tokens"],
+        free_blocks=min(now["free_blocks"], now["total_blocks"]),
+        total_blocks=now["total_blocks"],
+        slots=now[SLOTS],
+        window_s=past["clock_s"],
+        busy_s=past["busy_s_total"],
+        steps=past["steps"],
+        computed_tokens=past["computed_tokens_total"],
+        generated_tokens=past["generated_tokens_total"],
+    )

@@ -1,0 +1,95 @@
+"""What counts as a worker's figures, and what as silence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deployments.links.frames import Load
+from deployments.scaling.readings import FIGURES, Silent, WorkerReading, figures_of, reading_of
+from tests.unit.deployments.scaling.sim_fleet import Point
+
+NOW_S = 1000.0
+FIRST = Load(total_blocks=10, free_blocks=10, steps=5, busy_s_total=1.0, clock_s=70.0)
+LAST = Load(
+    total_blocks=10,
+    free_blocks=4,
+    running=3,
+    waiting=2,
+    queued_tokens=50,
+    steps=25,
+    busy_s_total=9.0,
+    clock_s=90.0,
+    computed_tokens_total=400,
+    generated_tokens_total=30,
+)
+
+
+def series(*loads: Load, last_s: float = NOW_S) -> dict[str, list[Point]]:
+    """A report every 10 s."""
+    found: dict[str, list[Point]] = {}
+    for number, load in enumerate(reversed(loads)):
+        for name, value in figures_of(load, 16).items():
+            found.setdefault(name, []).insert(0, Point(last_s - 10 * number, value))
+    return found
+
+
+def test_a_worker_reports_every_figure_as_a_number_that_serve_takes() -> None:
+    told = figures_of(LAST, 16)
+    assert told.keys() == set(FIGURES)
+    assert {type(value) for value in told.values()} == {float}
+
+
+def test_totals_become_differences_over_the_time_that_was_kept() -> None:
+    assert reading_of(series(FIRST, LAST), NOW_S, 30.0) == WorkerReading(
+        running=3,
+        waiting=2,
+        queued_tokens=50,
+        free_blocks=4,
+        total_blocks=10,
+        slots=16,
+        window_s=20.0,
+        busy_s=8.0,
+        steps=20,
+        computed_tokens=400,
+        generated_tokens=30,
+    )
+
+
+def test_totals_that_began_anew_give_no_difference() -> None:
+    found = reading_of(series(LAST, FIRST), NOW_S, 30.0)
+    assert isinstance(found, WorkerReading)
+    assert (found.window_s, found.steps, found.busy_s) == (0, 0, 0)
+
+
+def said(given: dict[str, list[Point]]) -> str:
+    found = reading_of(given, NOW_S, 30.0)
+    assert isinstance(found, Silent)
+    return found.why
+
+
+def test_the_last_word_of_a_worker_counts_only_while_it_is_new() -> None:
+    assert isinstance(reading_of(series(LAST, last_s=NOW_S - 30), NOW_S, 30.0), WorkerReading)
+    assert said(series(LAST, last_s=NOW_S - 31)) == "was heard 31 s ago"
+
+
+def test_a_worker_whose_engine_stands_is_not_idle() -> None:
+    assert said(series(Load(total_blocks=10, stalled_s=45.0))) == (
+        "its engine has not turned for 45 s"
+    )
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_what_is_no_figure_is_silence(value: float) -> None:
+    given = series(LAST)
+    given["waiting"][-1].value = value
+    assert said(given) == f"reports waiting = {value}"
+
+
+def test_no_series_and_half_of_one_are_silence() -> None:
+    assert said({}) == "has not reported yet"
+    given = series(LAST)
+    del given["waiting"]
+    assert said(given) == "reports no waiting"
+    assert said(series(Load())) == "reports no slots, or no KV blocks"
