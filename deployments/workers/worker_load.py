@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deployments.links import frames
+from deployments.workers.step_totals import StepTotals
 
 if TYPE_CHECKING:  # they import vLLM
     from deployments.engine.inprocess import EngineCounts, StepResult
@@ -22,6 +23,7 @@ class WorkerLoad:
     def __init__(self, slots: int) -> None:
         """slots: requests that the engine runs at once."""
         self._slots = slots
+        self.steps = StepTotals()
         self._last = (0.0, 0, 0.0, 0)  # ms, tokens, pairs, requests of the last step
         self._prompt_tokens = 0
         self._cached_tokens = 0
@@ -44,6 +46,13 @@ class WorkerLoad:
         tokens, requests = result.scheduled_tokens, result.scheduled_requests
         self._last = (1e3 * step_s, tokens, result.scheduled_pairs, requests)
         self._busy_s += step_s
+        self.steps.add(
+            tokens,
+            requests,
+            result.scheduled_pairs,
+            result.scheduled_contexts,
+            took_s=step_s,
+        )
         self._prefill_s += step_s * (tokens - requests) / tokens
         if result.short_of_blocks:
             self._short_s += step_s

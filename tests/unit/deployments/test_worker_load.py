@@ -17,6 +17,7 @@ def step(tokens: int, requests: int = 1, *, short: bool = False) -> Any:
         scheduled_tokens=tokens,
         scheduled_requests=requests,
         scheduled_pairs=7.0,
+        scheduled_contexts=9,
         short_of_blocks=short,
     )
 
@@ -109,3 +110,14 @@ def test_prompts_and_the_word_of_a_missing_agent_are_passed_on() -> None:
     now = load.now(counts(), gone, "10.0.0.1:7", 1.0)
     assert (now.prompt_tokens_total, now.cached_tokens_total) == (110, 64)
     assert (now.degraded, now.slab_peer) == ("node agent does not answer", "10.0.0.1:7")
+
+
+def test_steps_that_computed_are_added_up_for_metrics() -> None:
+    load = WorkerLoad(SLOTS)
+    load.stepped(step(100, 4), 10.0, 12.0)
+    load.stepped(step(0, 0), 12.0, 13.0)
+    load.stepped(step(4, 3), 13.0, 13.5)
+    steps = load.steps
+    assert (steps.steps, steps.tokens, steps.requests) == (2, 104, 7)
+    assert (steps.pairs, steps.contexts) == (14.0, 18)
+    assert (steps.batches.take(), steps.seconds.take()) == ([4, 3], [2.0, 0.5])

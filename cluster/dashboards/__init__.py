@@ -1,0 +1,1 @@
+"""The Grafana dashboards, made from the list of metrics; see `headwater dashboards`."""
