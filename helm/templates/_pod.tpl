@@ -1,0 +1,403 @@
+{{/*
+The pods of the RayService. One template for head, frontend, prefill, decode and colocated; what
+differs is its argument:
+
+  root         the chart's context
+  component    head, frontend, prefill, decode, colocated
+  group        its values
+  cpu          cores of the pod
+  memoryMiB    its memory, all of it: what is in shared memory counts, too
+  gpus         devices of the pod; 0: none
+*/}}
+
+{{/* Environment of every process in a pod, Ray's own among them. */}}
+{{- define "headwater.environment" -}}
+- name: PATH
+  value: /opt/headwater/venv/bin:/home/ray/anaconda3/bin:/usr/local/nvidia/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+- name: PYTHONPATH
+  value: /opt/headwater/code
+- name: LD_LIBRARY_PATH
+  value: /opt/headwater/lib:/usr/local/nvidia/lib64
+- name: HOME
+  value: /opt/headwater-state/home
+- name: TMPDIR
+  value: /tmp
+- name: HEADWATER_VENV
+  value: /opt/headwater/venv
+- name: HEADWATER_BUILD
+  value: {{ .Values.accelerator }}
+- name: HF_HOME
+  value: /opt/headwater-state/hub
+# Replicas start at nice 15 otherwise, and wait behind whatever else the node does.
+- name: RAY_worker_niceness
+  value: "0"
+- name: RAY_USAGE_STATS_ENABLED
+  value: "0"
+{{- with .Values.model.hub.endpoint }}
+- name: HF_ENDPOINT
+  value: {{ . | quote }}
+{{- end }}
+{{- if and (eq .Values.model.source "hub") .Values.model.hub.tokenSecret.name }}
+- name: HF_TOKEN_PATH
+  value: /etc/headwater/hub/{{ .Values.model.hub.tokenSecret.key }}
+{{- end }}
+{{- with .Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.containerSecurity" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: {{ .Values.podSecurity.readOnlyRootFilesystem }}
+runAsNonRoot: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "headwater.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ .Values.podSecurity.runAsUser }}
+runAsGroup: {{ .Values.podSecurity.runAsGroup }}
+fsGroup: {{ .Values.podSecurity.fsGroup }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Whether pods of a component hold the model. */}}
+{{- define "headwater.holdsModel" -}}
+{{- if ne . "head" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "headwater.mounts" -}}
+{{- $values := .root.Values -}}
+- name: state
+  mountPath: /opt/headwater-state
+- name: tmp
+  mountPath: /tmp
+- name: shared-mem
+  mountPath: /dev/shm
+- name: scripts
+  mountPath: /etc/headwater/scripts
+  readOnly: true
+- name: cluster-secret
+  mountPath: {{ include "headwater.secretPath" .root }}
+  readOnly: true
+{{- if $values.layer.enabled }}
+- name: layer
+  mountPath: /opt/headwater
+{{- end }}
+{{- if include "headwater.holdsModel" .component }}
+{{- if eq $values.model.source "volume" }}
+- name: model
+  mountPath: {{ include "headwater.modelPath" .root }}
+  readOnly: true
+  {{- with $values.model.volume.subPath }}
+  subPath: {{ . }}
+  {{- end }}
+{{- else if and (eq $values.model.source "image") $values.model.image.reference }}
+- name: model
+  mountPath: {{ include "headwater.modelPath" .root }}
+  readOnly: true
+  {{- with $values.model.image.path }}
+  subPath: {{ . | trimPrefix "/" }}
+  {{- end }}
+{{- else if eq $values.model.source "hub" }}
+{{- if $values.model.hub.cacheClaim }}
+- name: hub-cache
+  mountPath: /opt/headwater-state/hub
+{{- end }}
+{{- if $values.model.hub.tokenSecret.name }}
+- name: hub-token
+  mountPath: /etc/headwater/hub
+  readOnly: true
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq .component "frontend") $values.secrets.apiKeys.existingSecret }}
+- name: api-keys
+  mountPath: {{ include "headwater.keysPath" .root }}
+  readOnly: true
+{{- end }}
+{{- range $index, $file := $values.secrets.files }}
+- name: secret-{{ $index }}
+  mountPath: {{ $file.mountPath }}
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.volumes" -}}
+{{- $values := .root.Values -}}
+- name: state
+  emptyDir: {}
+- name: tmp
+  emptyDir: {}
+# Ray's object store, and what vLLM's ranks say to each other.
+- name: shared-mem
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ $values.memory.shmMiB }}Mi
+- name: scripts
+  configMap:
+    name: {{ include "headwater.fullname" .root }}-scripts
+    defaultMode: 0555
+- name: cluster-secret
+  secret:
+    secretName: {{ include "headwater.secretName" .root }}
+    defaultMode: 0440
+{{- if $values.layer.enabled }}
+- name: layer
+  emptyDir: {}
+- name: layer-archive
+  configMap:
+    name: {{ $values.layer.configMap }}
+{{- end }}
+{{- if include "headwater.holdsModel" .component }}
+{{- if eq $values.model.source "volume" }}
+- name: model
+  {{- if $values.model.volume.claim }}
+  persistentVolumeClaim:
+    claimName: {{ $values.model.volume.claim }}
+    readOnly: true
+  {{- else }}
+  hostPath:
+    path: {{ $values.model.volume.hostPath }}
+    type: Directory
+  {{- end }}
+{{- else if and (eq $values.model.source "image") $values.model.image.reference }}
+- name: model
+  image:
+    reference: {{ $values.model.image.reference }}
+    pullPolicy: {{ $values.model.image.pullPolicy }}
+{{- else if eq $values.model.source "hub" }}
+{{- with $values.model.hub.cacheClaim }}
+- name: hub-cache
+  persistentVolumeClaim:
+    claimName: {{ . }}
+{{- end }}
+{{- with $values.model.hub.tokenSecret.name }}
+- name: hub-token
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq .component "frontend") $values.secrets.apiKeys.existingSecret }}
+- name: api-keys
+  secret:
+    secretName: {{ $values.secrets.apiKeys.existingSecret }}
+    defaultMode: 0440
+{{- end }}
+{{- range $index, $file := $values.secrets.files }}
+- name: secret-{{ $index }}
+  secret:
+    secretName: {{ $file.existingSecret }}
+    defaultMode: 0440
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.initContainers" -}}
+{{- $values := .root.Values -}}
+{{- if $values.layer.enabled }}
+# Headwater's code, and its hashed lock from a package index, beside Ray's own image.
+- name: install
+  image: {{ include "headwater.image" .root }}
+  imagePullPolicy: {{ $values.image.pullPolicy }}
+  command: [/bin/bash, /etc/headwater/scripts/install.sh]
+  env:
+    {{- include "headwater.environment" .root | nindent 4 }}
+    {{- with $values.layer.pipIndexUrl }}
+    - name: PIP_INDEX_URL
+      value: {{ . | quote }}
+    {{- end }}
+    {{- with $values.layer.pipExtraIndexUrl }}
+    - name: PIP_EXTRA_INDEX_URL
+      value: {{ . | quote }}
+    {{- end }}
+  resources:
+    requests: {cpu: "1", memory: 1Gi}
+    limits: {cpu: "2", memory: 2Gi}
+  securityContext:
+    {{- include "headwater.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    {{- include "headwater.mounts" . | nindent 4 }}
+    - name: layer-archive
+      mountPath: /etc/headwater/layer
+      readOnly: true
+{{- end }}
+{{- if include "headwater.holdsModel" .component }}
+# The model, ready to be loaded: a wrong name or a damaged folder ends here, with what to do.
+- name: model
+  image: {{ include "headwater.image" .root }}
+  imagePullPolicy: {{ $values.image.pullPolicy }}
+  command: [/bin/bash, /etc/headwater/scripts/prepare-model.sh]
+  env:
+    {{- include "headwater.environment" .root | nindent 4 }}
+    {{- if and (eq $values.model.source "image") (not $values.model.image.reference) }}
+    - name: MODEL_FOLDER
+      value: {{ $values.model.image.path | quote }}
+    {{- end }}
+  resources:
+    requests: {cpu: "1", memory: 1Gi}
+    limits: {cpu: "2", memory: 4Gi}
+  securityContext:
+    {{- include "headwater.containerSecurity" .root | nindent 4 }}
+  volumeMounts:
+    {{- include "headwater.mounts" . | nindent 4 }}
+{{- end }}
+{{- end -}}
+
+{{/*
+What may end a pod looks at Ray's own process on it and nothing else: a worker that loads a model for
+an hour is alive. What decides about traffic looks at what can be answered.
+*/}}
+{{- define "headwater.probes" -}}
+{{- $probes := .root.Values.probes -}}
+startupProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  periodSeconds: {{ $probes.periodSeconds }}
+  timeoutSeconds: {{ $probes.timeoutSeconds }}
+  failureThreshold: {{ div (add $probes.startupSeconds $probes.periodSeconds -1) $probes.periodSeconds }}
+livenessProbe:
+  httpGet: {path: /api/healthz, port: 52365}
+  periodSeconds: {{ $probes.periodSeconds }}
+  timeoutSeconds: {{ $probes.timeoutSeconds }}
+  failureThreshold: {{ div (add $probes.livenessSeconds $probes.periodSeconds -1) $probes.periodSeconds }}
+readinessProbe:
+  {{- if eq .component "head" }}
+  httpGet: {path: /api/healthz, port: 52365}
+  {{- else if eq .component "frontend" }}
+  httpGet: {path: /ready, port: 8000}
+  {{- else }}
+  exec:
+    command: [/bin/bash, /etc/headwater/scripts/worker-ready.sh]
+  {{- end }}
+  periodSeconds: {{ $probes.periodSeconds }}
+  timeoutSeconds: {{ $probes.timeoutSeconds }}
+  failureThreshold: {{ $probes.readinessFailures }}
+{{- end -}}
+
+{{- define "headwater.resources" -}}
+requests:
+  cpu: {{ .cpu | quote }}
+  memory: {{ .memoryMiB }}Mi
+  {{- if .gpus }}
+  {{ .root.Values.gpu.resource }}: {{ .gpus | toString | quote }}
+  {{- end }}
+limits:
+  cpu: {{ .cpu | quote }}
+  memory: {{ .memoryMiB }}Mi
+  {{- if .gpus }}
+  {{ .root.Values.gpu.resource }}: {{ .gpus | toString | quote }}
+  {{- end }}
+{{- end -}}
+
+{{- define "headwater.podTemplate" -}}
+{{- $root := .root -}}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "headwater.selectorLabels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .component }}
+    headwater/model: {{ include "headwater.labelValue" (include "headwater.servedName" $root) | quote }}
+    {{- with .group.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    prometheus.io/scrape: "true"
+    prometheus.io/port: "8080"
+    headwater/layer: {{ $values.layer.revision | quote }}
+    # Another configuration is another cluster: the one that runs serves until the new one does.
+    headwater/config: {{ include "headwater.configDigest" $root | quote }}
+    {{- with .group.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "headwater.serviceAccountName" $root }}
+  # Ray's autoscaler, in the head, is the only one that talks to Kubernetes.
+  automountServiceAccountToken: {{ and $values.autoscaling.enabled (eq .component "head") }}
+  terminationGracePeriodSeconds: {{ add $values.drain.timeoutSeconds $values.drain.marginSeconds }}
+  {{- with $values.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- if and .gpus $values.gpu.runtimeClassName }}
+  runtimeClassName: {{ $values.gpu.runtimeClassName }}
+  {{- end }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  securityContext:
+    {{- include "headwater.podSecurity" $root | nindent 4 }}
+  {{- with .group.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .group.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  topologySpreadConstraints:
+    {{- if .group.topologySpreadConstraints }}
+    {{- toYaml .group.topologySpreadConstraints | nindent 4 }}
+    {{- else }}
+    - maxSkew: 1
+      topologyKey: kubernetes.io/hostname
+      whenUnsatisfiable: ScheduleAnyway
+      labelSelector:
+        matchLabels:
+          {{- include "headwater.selectorLabels" $root | nindent 10 }}
+          app.kubernetes.io/component: {{ .component }}
+    {{- end }}
+  {{- with include "headwater.initContainers" . }}
+  initContainers:
+    {{- . | nindent 4 }}
+  {{- end }}
+  containers:
+    - name: {{ ternary "ray-head" "ray-worker" (eq .component "head") }}
+      image: {{ include "headwater.image" $root }}
+      imagePullPolicy: {{ $values.image.pullPolicy }}
+      env:
+        {{- include "headwater.environment" $root | nindent 8 }}
+        {{- if eq $values.frontend.through "proxy" }}
+        - name: HEADWATER_PROXY_PORT
+          value: "8000"
+        {{- end }}
+      ports:
+        {{- if eq .component "head" }}
+        - {name: gcs-server, containerPort: 6379}
+        - {name: dashboard, containerPort: 8265}
+        - {name: client, containerPort: 10001}
+        {{- end }}
+        - {name: metrics, containerPort: 8080}
+        - {name: serve, containerPort: 8000}
+      resources:
+        {{- include "headwater.resources" . | nindent 8 }}
+      securityContext:
+        {{- include "headwater.containerSecurity" $root | nindent 8 }}
+      {{- include "headwater.probes" . | nindent 6 }}
+      {{- if ne .component "head" }}
+      lifecycle:
+        postStart:
+          exec:
+            # /tmp outlives a container, and the next one's processes get the same numbers.
+            command: [/bin/bash, -c, 'rm -f "${TMPDIR:-/tmp}/headwater-$(id -u)"/ready-*']
+        preStop:
+          exec:
+            # A worker hands over what it has not finished, after its time is up: the 15 s more that
+            # Serve leaves it (cluster/application.py).
+            command: [/bin/bash, /etc/headwater/scripts/drain.sh, {{ add $values.drain.timeoutSeconds 15 | toString | quote }}]
+      {{- end }}
+      volumeMounts:
+        {{- include "headwater.mounts" . | nindent 8 }}
+  volumes:
+    {{- include "headwater.volumes" . | nindent 4 }}
+{{- end -}}
