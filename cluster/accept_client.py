@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from cluster import credentials
 from cluster.ask import DATA, DONE, REQUEST_HEADER, connect, get_json, refusal
 from cluster.demo_client import Worker, found
 from cluster.errors import AnswerError
@@ -78,13 +79,11 @@ class HttpClient:
         endpoint: str,
         kill: Callable[[Worker], None],
         *,
-        api_key: str = "",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         """kill: see AcceptClient. Raises AnswerError where no model is served there."""
         self._endpoint, self._kill, self._timeout_s = endpoint, kill, timeout_s
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        models = get_json(endpoint, "/v1/models", headers=self._headers)
+        models = get_json(endpoint, "/v1/models")
         self.model = str(found(models, "data", 0, "id"))
         self._context = int(found(models, "data", 0, "max_model_len"))
 
@@ -100,7 +99,11 @@ class HttpClient:
         reply = Reply()
         try:
             path = urlsplit(self._endpoint).path.rstrip("/") + PATH
-            headers = {"content-type": "application/json", "connection": "close", **self._headers}
+            headers = {
+                "content-type": "application/json",
+                "connection": "close",
+                **credentials.headers(self._endpoint),
+            }
             connection.request("POST", path, self._body(question), headers)
             response = connection.getresponse()
             if response.status != http.client.OK:
@@ -142,7 +145,7 @@ class HttpClient:
         self._kill(worker)
 
     def _get(self, path: str) -> dict[str, Any]:
-        return get_json(self._endpoint, path, headers=self._headers)
+        return get_json(self._endpoint, path)
 
     def _body(self, question: Question) -> bytes:
         fields = {

@@ -6,14 +6,21 @@ Serve itself. It imports no engine: replicas do.
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import asdict
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 from ray import serve
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.deployment import Application
 
-from cluster.config import MIB, Config
+from cluster.config import MIB, Config, keys_file_of
+from cluster.config_scaling import ScalingConfig
+from cluster.config_workers import WorkerRoleConfig
 from cluster.ports import is_behind_proxy
 from deployments.edge.front_door import DoorAddress
+from deployments.edge.key_file import KeySettings
 from deployments.engine.settings import EngineSettings, FrontEndSettings
 from deployments.flow.flow_types import FlowLimits, Role
 from deployments.flow.shadow_audit import AuditSettings, tie_nats_of
@@ -22,12 +29,14 @@ from deployments.ingress.ingress import Ingress, IngressSettings
 from deployments.links.listening import ListenSettings
 from deployments.node.directory_actor import DirectorySettings
 from deployments.node.node_agent import AgentSettings
+from deployments.scaling.policy import ScalingRules
+from deployments.scaling.signals import Bounds
 from deployments.workers.worker import EngineWorker, WorkerSettings
 from router.settings import AdmissionSettings, RouterSettings
 
 INGRESS_ONGOING_MAX = 10_000
-WORKER_DRAIN_S = 60.0
 HEALTH_PERIOD_S = 2.0
+SCALING_POLICY = "deployments.scaling.serve_policy:RoleScaling"  # Serve takes it by name
 
 
 class BuildArguments(BaseModel):
@@ -52,9 +61,10 @@ def build(args: BuildArguments) -> Application:
     workers = {role: _worker(args, role) for role in Role}
     ingress = serve.deployment(
         name="Ingress",
+        num_replicas=config.http.replicas,
         max_ongoing_requests=INGRESS_ONGOING_MAX,
         health_check_period_s=HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        graceful_shutdown_timeout_s=config.http.drain_s,
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Ingress))
     settings = IngressSettings(
@@ -76,8 +86,14 @@ def build(args: BuildArguments) -> Application:
         admission=AdmissionSettings(queue_max=config.limits.queue_max_requests),
         body_bytes_max=config.limits.request_body_max_bytes,
         door=_door(config),
+        is_scaled=config.workers.prefill.scales or config.workers.decode.scales,
         tenant_header=config.tenants.header or "",
         tenant_keys_file=str(config.tenants.keys_file or ""),
+        keys=KeySettings(
+            file=str(keys_file_of(config)),
+            required=config.keys.file is not None or keys_file_of(config).exists(),
+            reload_s=config.keys.reload_s,
+        ),
     )
     return ingress.bind(settings, workers[Role.PREFILL], workers[Role.DECODE])
 
@@ -85,12 +101,12 @@ def build(args: BuildArguments) -> Application:
 def _door(config: Config) -> DoorAddress | None:
     if is_behind_proxy(config):
         return None
-    return DoorAddress(config.http.host, config.http.port)
+    return DoorAddress(config.http.host, config.http.port, config.http.replicas)
 
 
 def _slots(config: Config) -> int:
     """Requests that all workers run at once."""
-    workers = config.workers.prefill.replicas + config.workers.decode.replicas
+    workers = config.workers.prefill.most + config.workers.decode.most
     return workers * config.engine.max_num_seqs
 
 
@@ -100,10 +116,10 @@ def _worker(args: BuildArguments, role: Role) -> Application:
     cores = config.workers.cores_each
     deployment = serve.deployment(
         name=f"{role.value.capitalize()}Worker",
-        num_replicas=count.replicas,
+        **_size(args, role, count),
         max_ongoing_requests=1000,
         health_check_period_s=HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=WORKER_DRAIN_S,
+        graceful_shutdown_timeout_s=config.workers.kill_after_s,
         ray_actor_options={"num_cpus": cores, "resources": dict(count.resources)},
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.ingress.membership:MembershipRouter"
@@ -125,8 +141,57 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         pin_cores=config.workers.pin_cores,
         cores=cores,
         stall_s=config.workers.stall_replace_s,
+        drain_s=config.workers.drain_s,
     )
     return deployment.bind(settings)
+
+
+def _size(args: BuildArguments, role: Role, count: WorkerRoleConfig) -> dict[str, Any]:
+    """How many replicas, as Serve takes it: a number, or bounds and who decides."""
+    if not count.scales:
+        return {"num_replicas": count.replicas}
+    scaling = args.config.scaling
+    rules = ScalingRules(
+        replicas_min=count.least,
+        replicas_max=count.most,
+        bounds=Bounds(
+            ttft_s=scaling.ttft_ms / 1e3,
+            waiting_max=scaling.waiting_max,
+            busy_max=scaling.busy_max,
+            tpot_s=scaling.tpot_ms / 1e3,
+            kv_max=scaling.kv_max,
+            slots_max=scaling.slots_max,
+        ),
+        up_after_s=scaling.up_after_s,
+        down_after_s=scaling.down_after_s,
+        up_pause_s=scaling.up_pause_s,
+        down_pause_s=scaling.down_pause_s,
+        up_step_max=scaling.up_step_max,
+        down_step_max=scaling.down_step_max,
+        down_share=scaling.down_share,
+        silent_s=scaling.silent_s,
+    )
+    kwargs = {"app": args.app, "role": role.value, "rules": asdict(rules)}
+    return {"autoscaling_config": _autoscaling(count, scaling, kwargs)}
+
+
+def _autoscaling(
+    count: WorkerRoleConfig, scaling: ScalingConfig, kwargs: dict[str, Any]
+) -> AutoscalingConfig:
+    with warnings.catch_warnings():
+        # Serve would have the interval in its environment, for all applications alike.
+        warnings.filterwarnings("ignore", ".*metrics_interval_s", DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=count.least,
+            max_replicas=count.most,
+            initial_replicas=count.replicas,
+            policy=AutoscalingPolicy(policy_function=SCALING_POLICY, policy_kwargs=kwargs),
+            # The policy has delays of its own, which know why.
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            metrics_interval_s=scaling.report_interval_s,
+            look_back_period_s=max(scaling.silent_s, 2 * scaling.report_interval_s),
+        )
 
 
 def _engine(args: BuildArguments, role: Role) -> EngineSettings:

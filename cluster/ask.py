@@ -2,6 +2,7 @@
 
 Used by serve's greeting, the chat command and the demo. Standard library only, so that it says what
 any client would see; it speaks to the endpoint directly, whatever proxies the environment names.
+Each request carries the API key that credentials.py knows for it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
+from cluster import credentials
 from cluster.errors import AnswerError, StartError
 
 CHAT_PATH = "/v1/chat/completions"
@@ -23,6 +25,12 @@ DATA = b"data:"
 DONE = b"[DONE]"
 MESSAGE_CHARACTERS_MAX = 400
 TIMEOUT_S = 120.0
+_KEY_HINTS: Mapping[int, str] = MappingProxyType(
+    {
+        http.client.UNAUTHORIZED: f" ({credentials.KEY_VARIABLE} is where this command finds one)",
+        http.client.FORBIDDEN: f" (an operator's goes into {credentials.KEY_VARIABLE})",
+    }
+)
 CONNECTIONS: Mapping[str, type[http.client.HTTPConnection]] = MappingProxyType(
     {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 )
@@ -103,6 +111,7 @@ class ChatStream:
         self, endpoint: str, request: ChatRequest, *, timeout_s: float = TIMEOUT_S
     ) -> None:
         self._connection = connect(endpoint, timeout_s)
+        self._credentials = credentials.headers(endpoint)
         self._path = urlsplit(endpoint).path.rstrip("/") + CHAT_PATH
         self._request = request
         self._response: http.client.HTTPResponse | None = None
@@ -152,7 +161,11 @@ class ChatStream:
 
     def _texts(self) -> Iterator[str]:
         self._sent_s = time.monotonic()
-        headers = {"content-type": "application/json", "connection": "close"}
+        headers = {
+            "content-type": "application/json",
+            "connection": "close",
+            **self._credentials,
+        }
         self._connection.request("POST", self._path, self._request.body(), headers)
         self._response = response = self._connection.getresponse()
         self.trace_id = response.headers.get(REQUEST_HEADER, "")
@@ -221,7 +234,8 @@ def get_json(
     connection = connect(endpoint, timeout_s)
     try:
         where = urlsplit(endpoint).path.rstrip("/") + path
-        connection.request("GET", where, headers=dict(headers or {}))
+        sent = {**credentials.headers(endpoint, path), **(headers or {})}
+        connection.request("GET", where, headers=sent)
         response = connection.getresponse()
         content = response.read()
         if response.status != http.client.OK:
@@ -265,7 +279,8 @@ def refusal(status: int, content: bytes) -> str:
         message = _message_in(json.loads(content))
     except (ValueError, AttributeError):
         message = _one_line(content)
-    return f"the endpoint refused: {status} {message}".rstrip()
+    hint = _KEY_HINTS.get(status, "")
+    return f"the endpoint refused: {status} {message}{hint}".rstrip()
 
 
 def _message_in(body: Mapping[str, Any]) -> str:

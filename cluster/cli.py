@@ -30,8 +30,11 @@ COMMANDS = (
     "plan",
     "lessons",
     "stop",
+    "keys",
     "config",
+    "dashboards",
     "doctor",
+    "prepare",
     "test",
 )
 EXIT_USAGE = 2

@@ -11,18 +11,21 @@ import os
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from cluster.config_keys import KEYS_FILE, KeysConfig
 from cluster.config_links import LinksConfig
+from cluster.config_scaling import ScalingConfig
 from cluster.config_section import Section
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
+from cluster.config_workers import WorkersConfig
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
-RAY_RESOURCES = frozenset({"", "CPU", "GPU", "memory", "object_store_memory"})
 MIB = 1 << 20
+PORT_MAX = 65535
 
 
 def default_state_dir() -> Path:
@@ -134,110 +137,38 @@ class EngineConfig(Section):
         return self
 
 
-class WorkerRoleConfig(Section):
-    """How many workers one role has, and on which nodes they may run."""
-
-    replicas: int = Field(
-        default=1,
-        ge=1,
-        le=1024,
-        description="Workers of this role, each one engine in one process.",
-    )
-    resources: dict[str, float] = Field(
-        default_factory=dict,
-        description=(
-            "Custom Ray resources, by name, that each worker of this role takes: it runs only on "
-            "nodes that offer them (ray start --resources), and waits where too few are left. "
-            "Places roles on groups of nodes."
-        ),
-    )
-
-    @field_validator("resources")
-    @classmethod
-    def _ray_takes_the_resources(cls, resources: dict[str, float]) -> dict[str, float]:
-        for name, amount in resources.items():
-            if name in RAY_RESOURCES:
-                raise ValueError(f"{name!r} is not a custom resource")
-            if not (0 < amount <= 1 or (amount > 1 and amount.is_integer())):
-                raise ValueError(f"{name} is {amount:g}, must be up to 1, or a whole number")
-        return resources
-
-
-class WorkersConfig(Section):
-    """The workers of both roles, and the cores that each gets."""
-
-    prefill: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
-    decode: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
-    cores_per_worker: int = Field(
-        default=1,
-        ge=1,
-        le=256,
-        description=(
-            "Cores, and so compute threads, of one worker, or of one of its ranks. Workers that "
-            "share cores slow each other down by far more than half."
-        ),
-    )
-    tensor_parallel_size: int = Field(
-        default=1,
-        ge=1,
-        le=64,
-        description=(
-            "Ranks that each worker of both roles splits the model over, each a process with "
-            "cores_per_worker cores. Must divide the model's KV heads. Blocks of other nodes are "
-            "not pulled with more than one."
-        ),
-    )
-    pin_cores: bool = Field(
-        default=True,
-        description="Bind each worker to cores of its own. Leave it on unless something else does.",
-    )
-    stall_s: float = Field(
-        default=20.0,
-        gt=0,
-        le=3600,
-        description=(
-            "Seconds without a turn of its engine after which a worker gets no new requests, and "
-            "does not count as ready, until it turns again. It must exceed the longest engine step "
-            "(1 to 2 s for 1024 prompt tokens on one core, more with a larger "
-            "engine.max_num_batched_tokens); lower notices a stuck engine sooner. A worker whose "
-            "whole process is silent is given up after 10 s, whatever this is."
-        ),
-    )
-    stall_replace_s: float = Field(
-        default=60.0,
-        gt=0,
-        le=3600,
-        description=(
-            "Seconds without a turn after which the worker is replaced, and its requests go on "
-            "elsewhere. A replacement takes 12 to 17 s and begins with an empty cache."
-        ),
-    )
-
-    @property
-    def cores_each(self) -> int:
-        """Cores of one worker, all its ranks together."""
-        return self.cores_per_worker * self.tensor_parallel_size
-
-    @model_validator(mode="after")
-    def _replaced_after_it_is_avoided(self) -> Self:
-        if self.stall_replace_s < self.stall_s:
-            message = (
-                f"stall_replace_s ({self.stall_replace_s:g}) must be at least stall_s "
-                f"({self.stall_s:g}): a worker is avoided before it is replaced"
-            )
-            raise ValueError(message)
-        return self
-
-
 class HttpConfig(Section):
     """The OpenAI-compatible endpoint."""
 
     host: str = Field(
         default=LOOPBACK,
         min_length=1,
-        description="Address to listen on. Others than loopback let the network in, keys or not.",
+        description=(
+            "Address to listen on. Others than loopback let the network in: make API keys first "
+            "(./headwater keys add)."
+        ),
     )
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port; 0 takes a free one.")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "Ingresses, each with its own router and queue. On one node each has a port: `port` "
+            "and those after it. Put a load balancer in front (helm/loadbalancer)."
+        ),
+    )
+    drain_s: float = Field(
+        default=60.0,
+        ge=0,
+        le=86400,
+        description=(
+            "Seconds in which an ingress that Serve takes away may finish its answers. What lasts "
+            "longer is cut, since a stream cannot move to another ingress: as long as your longest "
+            "answers where updates shall break none. Where all ends (stop), workers.drain_s bounds "
+            "it too."
+        ),
+    )
     through: Literal["ingress", "proxy"] = Field(
         default="ingress",
         description=(
@@ -246,6 +177,27 @@ class HttpConfig(Section):
             "proxy, which Serve has on every node."
         ),
     )
+
+    @property
+    def ports(self) -> range:
+        """Those that ingresses may listen on, on each node. With port 0 none is known yet."""
+        return range(self.port, self.port + self.replicas)
+
+    @model_validator(mode="after")
+    def _ports_exist(self) -> Self:
+        if self.port == 0 and self.replicas > 1:
+            message = (
+                f"port 0 takes one free port, but {self.replicas} ingresses need as many in a "
+                "row: name the first"
+            )
+            raise ValueError(message)
+        if self.ports[-1] > PORT_MAX:
+            message = (
+                f"{self.replicas} ingresses from port {self.port} on would need port "
+                f"{self.ports[-1]}: the last there is is {PORT_MAX}"
+            )
+            raise ValueError(message)
+        return self
 
 
 class RayConfig(Section):
@@ -346,11 +298,35 @@ class Config(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     workers: WorkersConfig = Field(default_factory=WorkersConfig)
+    scaling: ScalingConfig = Field(default_factory=ScalingConfig)
     http: HttpConfig = Field(default_factory=HttpConfig)
     ray: RayConfig = Field(default_factory=RayConfig)
     links: LinksConfig = Field(default_factory=LinksConfig)
     slab: SlabConfig = Field(default_factory=SlabConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    keys: KeysConfig = Field(default_factory=KeysConfig)
     tenants: TenantsConfig = Field(default_factory=TenantsConfig)
     state: StateConfig = Field(default_factory=StateConfig)
+
+    @property
+    def drain_s_max(self) -> float:
+        """The longest that Serve lets a replica finish."""
+        return max(self.http.drain_s, self.workers.kill_after_s)
+
+    @field_validator("tenants")
+    @classmethod
+    def _a_key_has_one_tenant(cls, tenants: TenantsConfig, info: ValidationInfo) -> TenantsConfig:
+        keys = info.data.get("keys")
+        if tenants.keys_file is not None and keys is not None and keys.file is not None:
+            message = (
+                "keys_file cannot be beside keys.file, where a key's tenant is written: "
+                "./headwater keys add NAME --tenant TENANT"
+            )
+            raise ValueError(message)
+        return tenants
+
+
+def keys_file_of(config: Config) -> Path:
+    """The file of API keys, which need not be there."""
+    return (config.keys.file or config.state.dir / KEYS_FILE).absolute()

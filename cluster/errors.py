@@ -49,5 +49,15 @@ class AnswerError(ClusterError):
     """The endpoint refused a request, failed in its answer or cannot be reached; one line."""
 
 
+class KeysError(ClusterError):
+    """The file of API keys cannot be used or changed, or not as it was asked."""
+
+
 class KillRefusedError(ClusterError):
     """A process is not ended, because it is not ours or not there."""
+
+
+class GrafanaError(ClusterError):
+    """A Grafana cannot be reached, refuses, or a dashboard's file cannot be used."""
+
+    exit_code = 2  # 1 is `diff`'s word for a difference

@@ -29,7 +29,26 @@ REPEAT_S = 15.0  # a step that takes longer is told again, so that it does not l
 WORDS_MAX = 400
 ERROR_LINE = re.compile(r"([A-Za-z_][\w.]*)?(Error|Exception|Timeout|Exit|Interrupt)\b.*:")
 AGENT_CLOSE_TIMEOUT_S = 5.0
+END_MARGIN_S = 60.0  # for Serve to clear away what it has killed
 SERVE_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
+
+
+def is_deployed(app: str = APP) -> bool:
+    """Whether the connected Ray cluster has the application, in whatever state."""
+    from ray import serve
+
+    return serve_runs() and app in serve.status().applications
+
+
+def refuse_second(config: Config, *, app: str = APP) -> None:
+    """Serve would replace an application that answers, replica by replica. Raises StartError."""
+    if is_deployed(app):
+        message = (
+            f"the Ray cluster at {config.ray.address} has an application {app} already, and "
+            "replacing it would interrupt its requests: end the serve command that started it, or, "
+            f"if that is gone, ./headwater stop --address {config.ray.address}"
+        )
+        raise StartError(message)
 
 
 def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
@@ -158,12 +177,25 @@ def is_ready(endpoint: str) -> bool:
         return False
 
 
-def take_down(*, app: str = APP, serve_is_ours: bool = False) -> None:
-    """End the application, its agents and directory, and Serve itself if we started it."""
+def take_down(*, app: str = APP, serve_is_ours: bool = False, drain_s: float = 60.0) -> None:
+    """End the application, its agents and directory, and Serve itself if we started it.
+
+    drain_s: the longest that a replica may take to finish; Serve kills it then.
+    """
     from ray import serve
 
-    serve.delete(app)
+    from deployments.scaling.notes import forget
+
+    if serve_runs():
+        # Blocking, it raises after 60 s, whatever replicas may take.
+        serve.delete(app, _blocking=False)
+        deadline_s = time.monotonic() + drain_s + END_MARGIN_S
+        while app in serve.status().applications and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+    else:
+        serve_is_ours = False
     _end_actors(app)
+    forget(app)
     if serve_is_ours and not serve.status().applications:
         serve.shutdown()
 

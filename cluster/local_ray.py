@@ -17,7 +17,9 @@ from math import ceil
 from pathlib import Path
 
 from cluster.config import Config
+from cluster.credentials import KEY_VARIABLE
 from cluster.errors import PrerequisiteError, StartError
+from cluster.ray_token import token_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("cluster", "deployments", "kvcache", "router")
@@ -65,16 +67,18 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
     alone = address is None or address.rpartition(":")[0] in LOOPBACK_HOSTS
     if address is not None:
         _someone_listens(address)
-    with _environment_of_ray(alone=alone), _connected(config, alone=alone) as cluster:
+    token = token_environment(os.environ, config.state.dir) if address is None else {}
+    with _environment_of_ray(token, alone=alone), _connected(config, alone=alone) as cluster:
         yield cluster
 
 
 @contextmanager
-def _environment_of_ray(*, alone: bool) -> Iterator[None]:
-    """What Ray reads when it is imported, and what its processes inherit."""
+def _environment_of_ray(token: dict[str, str], *, alone: bool) -> Iterator[None]:
+    """What Ray reads when it is imported, and what its processes inherit: no API key of ours."""
     before = dict(os.environ)
     paths = [str(ROOT), *filter(None, before.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if alone else {})
+    os.environ.pop(KEY_VARIABLE, None)
+    os.environ |= ENVIRONMENT | (LOCAL_ENVIRONMENT if alone else {}) | token
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     try:
         yield
@@ -155,11 +159,11 @@ def _someone_listens(address: str) -> None:
 
 def _local_arguments(config: Config) -> dict[str, object]:
     roles = (config.workers.prefill, config.workers.decode)
-    wanted = config.workers.cores_each * sum(role.replicas for role in roles)
+    wanted = config.workers.cores_each * sum(role.most for role in roles)
     # One node has to offer what is spread over groups of nodes elsewhere.
     resources: Counter[str] = Counter()
     for role in roles:
-        resources.update({name: role.replicas * each for name, each in role.resources.items()})
+        resources.update({name: role.most * each for name, each in role.resources.items()})
     return {
         "address": "local",
         "namespace": "headwater",

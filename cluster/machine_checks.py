@@ -335,7 +335,7 @@ def judge(facts: Facts, config: Config) -> list[Finding]:
 
 
 def _workers(config: Config) -> int:
-    return config.workers.prefill.replicas + config.workers.decode.replicas
+    return config.workers.prefill.most + config.workers.decode.most
 
 
 def _wanted_bytes(facts: Facts, config: Config) -> int:

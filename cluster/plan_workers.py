@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import Any
 
 from cluster import running
 from cluster.config_sources import Loaded
+from cluster.credentials import OPERATOR_PATH, api_key
 from cluster.errors import AnswerError, ConfigError
 from loadtests.load.client import Target
 from loadtests.load.runner import drive
@@ -36,7 +36,6 @@ from loadtests.planner.validate import HeldOut
 Answer = tuple[list[str], dict[str, Any]]
 """Lines for people, figures for machines."""
 FILE = "profile.json"
-KEY_VARIABLE = "HEADWATER_API_KEY"
 USUAL_IDS = TokenIds(1000, 20_000)
 INPUT_TOKENS, OUTPUT_TOKENS = 1000, 200
 VALIDATIONS = ((1500, 20, 0.4), (100, 200, 0.3), (512, 64, 0.6))
@@ -150,7 +149,7 @@ def validate_profile(arguments: argparse.Namespace, loaded: Loaded) -> Answer:
 async def _validate(
     arguments: argparse.Namespace, profile: Profile, url: str
 ) -> tuple[Profile, list[str]]:
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = api_key(url, OPERATOR_PATH)  # records are looked at too
     card = await card_of(url, key)
     if card.model != profile.model:
         raise ProbeFailed(f"the profile is of {profile.model}, {url} serves {card.model}")

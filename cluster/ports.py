@@ -27,9 +27,11 @@ def is_behind_proxy(config: Config) -> bool:
 
 
 @contextlib.contextmanager
-def held(host: str, port: int) -> Iterator[None]:
-    """Keep a port from other programs while the block runs; the ingress can listen there."""
-    with _bound(host, port):  # who does not listen is given no connection
+def held(host: str, *ports: int) -> Iterator[None]:
+    """Keep ports from other programs while the block runs; ingresses can listen there."""
+    with contextlib.ExitStack() as stack:
+        for port in ports:  # who does not listen is given no connection
+            stack.enter_context(_bound(host, port))
         yield
 
 

@@ -1,15 +1,17 @@
 """What is known of a running Headwater on this machine: one small file in the state folder.
 
-Written by the serve command, read by the commands that talk to it. Holds no secret.
+Written by the serve command, read by the commands that talk to it. Holds no secret; the folder's
+own is what our commands make their operator's key of (credentials.py).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from cluster import credentials
 from cluster.errors import NotRunningError
 
 FILE = "running.json"
@@ -20,6 +22,7 @@ class Running:
     """A serve command that runs: its process, when that began, and where it answers.
 
     logs: folder of Ray's logs, where the Ray cluster is ours.
+    more_endpoints: of further ingresses, each with requests of its own.
     """
 
     pid: int
@@ -29,6 +32,13 @@ class Running:
     app: str
     model: str
     logs: str | None = None
+    more_endpoints: list[str] = field(default_factory=list)
+    serve_began_at: str | None = None  # another's Ray cluster on which we started Serve
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of all ingresses."""
+        return [self.endpoint, *self.more_endpoints]
 
 
 def started_ticks(pid: int) -> int | None:
@@ -45,17 +55,26 @@ def write(state_dir: Path, running: Running) -> None:
     temporary = state_dir / f"{FILE}.{os.getpid()}"
     temporary.write_text(json.dumps(asdict(running)), encoding="utf-8")
     temporary.replace(state_dir / FILE)
+    for each in running.endpoints:
+        credentials.runs_here(each, state_dir)
+
+
+def last(state_dir: Path) -> Running | None:
+    """What the last serve command here said of itself, also where it was killed."""
+    try:
+        return Running(**json.loads((state_dir / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def read(state_dir: Path) -> Running:
     """The running one. Raises NotRunningError; a file left by a dead process counts as none."""
-    try:
-        found = Running(**json.loads((state_dir / FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        found = None
+    found = last(state_dir)
     if found is None or started_ticks(found.pid) != found.started_ticks:
         message = f"nothing runs here (state folder {state_dir}); start it: ./headwater serve"
         raise NotRunningError(message)
+    for each in found.endpoints:
+        credentials.runs_here(each, state_dir)
     return found
 
 

@@ -159,8 +159,20 @@ def _lines(status: Found) -> list[str]:
         *_audit_lines(status["audits"]),
         totals,
         _directory_line(status["directory"]),
+        *(scaling_line(note) for note in status.get("scaling", ())),
         *_copies_lines(status["workers"]),
     ]
+
+
+def scaling_line(note: Found) -> str:
+    """What the autoscaler decided last for a role, why, and when it last changed something."""
+    size = f"{note['replicas']}, of {note['replicas_min']} to {note['replicas_max']}"
+    line = f"Autoscaling {note['role']}: {size}; {note['action']}: {note['why']}."
+    last = note.get("last_change")
+    if last is None or last["at_s"] == note["at_s"]:
+        return line
+    ago_s = note["at_s"] - last["at_s"]
+    return f"{line} {ago_s:.0f} s before, {last['before']} to {last['after']} ({last['why']})."
 
 
 def _cache_line(cache: Found) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -21,13 +20,13 @@ from rich.table import Table
 from cluster import config_sources, running
 from cluster.accept_checks import Acceptance, Finding, Result, verdict
 from cluster.accept_client import HttpClient
+from cluster.credentials import KEY_VARIABLE
 from cluster.demo_client import LocalClient, Worker
 from cluster.errors import KillRefusedError
 
 SUMMARY = "check equality, hand-off, resume, bandwidth and ledger on the running cluster"
 SEEDS, SEEDS_MAX = 4, 1000
 FLOOR_GB_S = 0.1
-KEY_VARIABLE = "HEADWATER_API_KEY"
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 STYLES = {Result.PASSED: "green", Result.FAILED: "bold red", Result.NOT_CHECKED: "yellow"}
 
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         here = running.read(config_sources.load(arguments).config.state.dir)
         endpoint, kill = here.endpoint, LocalClient(here).kill
-    client = HttpClient(endpoint, kill, api_key=os.environ.get(KEY_VARIABLE, ""))
+    client = HttpClient(endpoint, kill)
     copies = sorted({str(worker.get("kv_copies") or "?") for worker in client.status()["workers"]})
     if not arguments.json:
         sys.stdout.write(f"{client.model} at {endpoint}; block copies: {', '.join(copies)}\n")

@@ -7,9 +7,11 @@ this module says which server runs here, where no URL is given.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 
-from cluster import config_sources, running
+from cluster import config_sources, credentials, running
+from cluster.credentials import KEY_VARIABLE
 from loadtests.load import cli
 from loadtests.load.flags import Here
 
@@ -28,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag in ("--state-dir", "--config"):
         words, value = _taken(words, flag)
         ours += [] if value is None else [flag, value]
+    words = _with_our_key(words)
     parser = argparse.ArgumentParser(add_help=False)
     config_sources.add_arguments(parser)
     return cli.main(words, find_here(parser.parse_args(ours)), prog="./headwater load")
@@ -38,9 +41,19 @@ def find_here(where: argparse.Namespace) -> Callable[[], Here]:
 
     def find() -> Here:
         found = running.read(config_sources.load(where).config.state.dir)
-        return Here(url=found.endpoint, server_pid=found.pid)
+        key = credentials.api_key(found.endpoint)
+        return Here(url=found.endpoint, server_pid=found.pid, api_key=key)
 
     return find
+
+
+def _with_our_key(words: list[str]) -> list[str]:
+    """For a server that --url names, the key that all our commands read."""
+    flags = {word.partition("=")[0] for word in words}
+    named = words[:1] in (["run"], ["replay"], ["sweep"]) and "--url" in flags
+    if named and not flags & {"--api-key-env", "--api-key-file"} and os.environ.get(KEY_VARIABLE):
+        return [*words, "--api-key-env", KEY_VARIABLE]
+    return words
 
 
 def _taken(words: list[str], flag: str) -> tuple[list[str], str | None]:

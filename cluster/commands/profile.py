@@ -12,12 +12,12 @@ import argparse
 import asyncio
 import datetime as dt
 import json
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from cluster import config_sources, running
+from cluster.credentials import KEY_VARIABLE, OPERATOR_PATH, api_key
 from cluster.errors import AnswerError
 from loadtests.load.client import Target
 from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
@@ -28,7 +28,6 @@ from loadtests.results import Setting
 
 SUMMARY = "measure what plans are made from: prefill, decode step, hand-over"
 FILE = "profile.json"
-KEY_VARIABLE = "HEADWATER_API_KEY"
 CONTEXT_TOKENS_MOST = 1 << 20
 # Where a server does not tell its vocabulary: all that is called a language model has these.
 USUAL_IDS = TokenIds(1000, 20_000)
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def measure(url: str, grid: Grid, seed: int) -> Profile:
     """Raises ProbeFailed, and ValueError for a URL that is none."""
-    key = os.environ.get(KEY_VARIABLE, "")
+    key = api_key(url, OPERATOR_PATH)  # the status and records are looked at too
     card = await card_of(url, key)
     vocabulary = USUAL_IDS
     size = vocabulary_size({"root": card.root})

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
 from cluster.ask import ask
-from cluster.config import Config
+from cluster.config import Config, keys_file_of
+from cluster.credentials import KEY_VARIABLE
 from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
 from cluster.ports import held, is_behind_proxy, listen_briefly, problem_in
+from cluster.ray_token import place_of_token
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
 
+LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 SUMMARY = "start the cluster and answer until Ctrl-C"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 QUESTION = "What is the capital of France, and what is it known for?"
@@ -45,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_sources.load(arguments).config
     _refuse_second(config)
     _refuse_bad_folders(config)
+    _refuse_bad_keys(config)
     if config.ray.address is None or config.http.port == 0:
         config = _with_port(config)
     if config.ray.address is None:
@@ -54,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             if not is_behind_proxy(config):
-                stack.enter_context(held(config.http.host, config.http.port))
+                stack.enter_context(held(config.http.host, *config.http.ports))
             _run(config, began_s)
     finally:  # whoever calls this function goes on
         for number, handler in before.items():
@@ -75,6 +79,7 @@ def _run(config: Config, began_s: float) -> None:
     secret = launch.secret_in(config.state.dir)
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
     with ray_cluster(config) as cluster:
+        launch.refuse_second(config)
         serve_is_ours = not launch.serve_runs()
         _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
@@ -83,7 +88,9 @@ def _run(config: Config, began_s: float) -> None:
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
         finally:
-            launch.take_down(serve_is_ours=serve_is_ours and not cluster.ours)
+            launch.take_down(
+                serve_is_ours=serve_is_ours and not cluster.ours, drain_s=config.drain_s_max
+            )
             running.forget(config.state.dir)
     say("Stopped.")
 
@@ -98,7 +105,8 @@ def _serve(
     from cluster import launch
 
     dashboard, logs = cluster.dashboard, cluster.logs
-    endpoint = f"http://{_reachable(config.http.host)}:{config.http.port}"
+    ports = config.http.ports[:1] if is_behind_proxy(config) else config.http.ports
+    endpoint, *more = [f"http://{_reachable(config.http.host)}:{port}" for port in ports]
     me = running.Running(
         pid=os.getpid(),
         started_ticks=running.started_ticks(os.getpid()) or 0,
@@ -107,27 +115,44 @@ def _serve(
         app=launch.APP,
         model=config.model.served,
         logs=logs,
+        more_endpoints=more,
+        serve_began_at=None if launch.serve_runs() else config.ray.address,
     )
     running.write(config.state.dir, me)
     launch.deploy(config, model_path, secret)
-    launch.wait_ready(endpoint, say, logs=logs)
+    for each in (endpoint, *more):
+        launch.wait_ready(each, say, logs=logs)
     say(f"Ready after {time.monotonic() - began_s:.0f} s.\n")
     say(f"Q: {QUESTION}")
     sys.stdout.write("A: ")
     answer = ask(endpoint, config.model.served, QUESTION, sys.stdout.write)
     say(f"\n   (first token after {answer.ttft_s * 1e3:.0f} ms; request {answer.trace_id})\n")
-    _show(config, endpoint, dashboard, answer.trace_id)
+    _show(config, [endpoint, *more], dashboard, answer.trace_id)
 
 
-def _show(config: Config, endpoint: str, dashboard: str | None, trace_id: str) -> None:
+def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id: str) -> None:
+    endpoint, *more = endpoints
     body = (
         f'{{"model": "{config.model.served}", "stream": true, '
         '"messages": [{"role": "user", "content": "Hello!"}]}'
     )
+    keys = keys_file_of(config)
     say(f"Endpoint:   {endpoint}/v1   (OpenAI-compatible)")
+    for each in more:
+        say(f"            {each}/v1")
+    say(f"Live page:  {endpoint}/headwater/live")
+    if keys.exists():
+        say(f"Access:     with an API key of {keys} (./headwater keys list)")
+    elif config.http.host not in LOOPBACK_HOSTS:
+        say("Access:     open to whoever reaches it; ./headwater keys add NAME closes it")
     if dashboard:
         say(f"Dashboard:  http://{dashboard}")
+        place = place_of_token(os.environ) if config.ray.address is None else None
+        if place:
+            say(f"            its token is in {place}")
     say(f"Try it:     curl -N {endpoint}/v1/chat/completions \\")
+    if keys.exists():
+        say(f'              -H "authorization: Bearer ${KEY_VARIABLE}" \\')
     say(f"              -H 'content-type: application/json' -d '{body}'")
     say("Next:       ./headwater status")
     say(f"            ./headwater explain {trace_id}")
@@ -179,15 +204,29 @@ def _refuse_bad_folders(config: Config) -> None:
         raise PrerequisiteError(message)
 
 
-def _with_port(config: Config) -> Config:
-    """Check that the HTTP port is free; 0 becomes a free one. Raises PrerequisiteError."""
-    host, port = config.http.host, config.http.port
+def _refuse_bad_keys(config: Config) -> None:
+    """Raises PrerequisiteError: an ingress would not start with them, half a minute later."""
+    from deployments.edge.key_file import KeyFile, KeySettings
+
+    if config.ray.address is not None:
+        return  # the file is on the nodes that have an ingress
     try:
-        found = listen_briefly(host, port)
-    except OSError as error:
-        message = problem_in(error, host, port, host_flag="--host", port_flag="--port")
-        raise PrerequisiteError(message) from error
-    return config.model_copy(update={"http": config.http.model_copy(update={"port": found})})
+        KeyFile(KeySettings(str(keys_file_of(config)), required=config.keys.file is not None))
+    except RuntimeError as unusable:
+        raise PrerequisiteError(f"{unusable} (./headwater keys list looks too)") from unusable
+
+
+def _with_port(config: Config) -> Config:
+    """Check that the HTTP ports are free; 0 becomes a free one. Raises PrerequisiteError."""
+    host, found = config.http.host, []
+    ports = config.http.ports[:1] if is_behind_proxy(config) else config.http.ports
+    for port in ports:
+        try:
+            found.append(listen_briefly(host, port))
+        except OSError as error:
+            message = problem_in(error, host, port, host_flag="--host", port_flag="--port")
+            raise PrerequisiteError(message) from error
+    return config.model_copy(update={"http": config.http.model_copy(update={"port": found[0]})})
 
 
 def _refuse_taken_dashboard(config: Config) -> None:

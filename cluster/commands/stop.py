@@ -1,4 +1,8 @@
-"""`headwater stop`: ends the running serve command, and through it all that it started."""
+"""`headwater stop`: ends the running serve command, and through it all that it started.
+
+Where that command was killed, on a Ray cluster that somebody else started (--address), its
+application goes on: then that is taken away.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ import sys
 import time
 
 from cluster import config_sources, running
-from cluster.errors import ClusterError
+from cluster.config import Config
+from cluster.errors import ClusterError, NotRunningError
 
 SUMMARY = "stop the running cluster"
 STOP_TIMEOUT_S = 120.0
@@ -24,8 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Signal it and wait until it is gone. Raises NotRunningError."""
-    state_dir = config_sources.load(arguments).config.state.dir
-    found = running.read(state_dir)
+    config = config_sources.load(arguments).config
+    state_dir = config.state.dir
+    try:
+        found = running.read(state_dir)
+    except NotRunningError:
+        if config.ray.address is None:
+            raise
+        return _take_away(config, config.ray.address)
     sys.stdout.write(f"Stopping {found.endpoint} (pid {found.pid}).\n")
     sys.stdout.flush()
     try:
@@ -50,5 +61,25 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.flush()
         time.sleep(POLL_S)
     running.forget(state_dir)
+    sys.stdout.write("Stopped.\n")
+    return 0
+
+
+def _take_away(config: Config, address: str) -> int:
+    """What a serve command that was killed left on another's Ray cluster."""
+    from cluster import launch
+    from cluster.local_ray import ray_cluster
+
+    with ray_cluster(config):
+        if not launch.is_deployed():
+            raise NotRunningError(f"the Ray cluster at {address} has no application of Headwater's")
+        sys.stdout.write(f"Taking the application away from the Ray cluster at {address}.\n")
+        sys.stdout.flush()
+        last = running.last(config.state.dir)
+        launch.take_down(
+            serve_is_ours=last is not None and last.serve_began_at == address,
+            drain_s=config.drain_s_max,
+        )
+        running.forget(config.state.dir)
     sys.stdout.write("Stopped.\n")
     return 0

@@ -28,11 +28,18 @@ class SystemNeed:
     package: str
 
 
-# Of tests/e2e/nodes, which joins two network namespaces; the rest comes from the environment.
+SBIN = ("/usr/sbin", "/sbin")  # where Debian has servers, and only root looks
+# Of tests/e2e/nodes, which joins two network namespaces, of tests/loadbalancer, of metrics,
+# dashboards and alerts, and of tests/browser; the rest comes from the environment.
 SYSTEM_NEEDS = (
     SystemNeed("ip", "iproute2"),
     SystemNeed("tc", "iproute2"),
     SystemNeed("nsenter", "util-linux"),
+    SystemNeed("haproxy", "haproxy"),
+    SystemNeed("nginx", "nginx-light"),
+    SystemNeed("prometheus", "prometheus"),
+    SystemNeed("promtool", "prometheus"),
+    SystemNeed("chromium", "chromium"),
 )
 
 
@@ -58,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def missing_needs() -> list[SystemNeed]:
-    """The needs whose program is not on PATH."""
-    return [need for need in SYSTEM_NEEDS if shutil.which(need.program) is None]
+    """The needs whose program is neither on PATH nor where servers are."""
+    places = os.pathsep.join([os.environ.get("PATH", ""), *SBIN])
+    return [need for need in SYSTEM_NEEDS if shutil.which(need.program, path=places) is None]
 
 
 def provide(
@@ -70,11 +78,10 @@ def provide(
         return
     packages = sorted({need.package for need in missing})
     if os.geteuid() == 0 and is_debian(os_release):
-        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        sys.stderr.write(f"Installing {' '.join(packages)}\n")
-        for step in (["update", "-qq"], ["install", "-y", "-qq", *packages]):
-            subprocess.run(["apt-get", *step], check=True, env=environment, stdout=sys.stderr)
-        return
+        packages = install(packages)
+        missing = [need for need in missing if need.package in packages]
+        if not missing:
+            return
     programs = ", ".join(need.program for need in missing)
     message = (
         f"the tests need {programs}; on Debian and Ubuntu: apt-get install {' '.join(packages)}"
@@ -82,6 +89,21 @@ def provide(
     if ci:
         raise PrerequisiteError(message)
     sys.stderr.write(f"{message}\nTests that need it will be skipped.\n")
+
+
+def install(packages: list[str]) -> list[str]:
+    """Installs Debian packages; returns those that could not be (Ubuntu has no chromium, say)."""
+    sys.stderr.write(f"Installing {' '.join(packages)}\n")
+    failed = [] if _apt_get("update", "-qq") else list(packages)
+    words = ["install", "-y", "-qq", "--no-install-recommends"]
+    return failed or [one for one in packages if not _apt_get(*words, one)]
+
+
+def _apt_get(*words: str) -> bool:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    command = ["apt-get", *words]
+    done = subprocess.run(command, check=False, env=environment, stdout=sys.stderr)
+    return done.returncode == 0
 
 
 def is_debian(os_release: Path) -> bool:

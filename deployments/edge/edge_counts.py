@@ -29,6 +29,10 @@ class EdgeCounts:
         if status is not None and outcome is Outcome.REFUSED:
             self.refused_by_status[status] += 1
 
+    def over_limit(self) -> None:
+        """A key's own limit refused a request: no want of room (key_refusals_total has it)."""
+        self.outcomes[Outcome.REFUSED] += 1
+
 
 def _outcome_of(status: int | None) -> Outcome:
     if status is None:

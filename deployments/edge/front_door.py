@@ -1,41 +1,137 @@
 """The ingress's own HTTP port: a client's bytes reach the application without Serve's proxy.
 
+Several ingresses of one node have a port each, of a few in a row: each takes the first that nobody
+listens on, so that one which follows a dead one listens where that did.
+
 Serve's proxy hands each chunk over through an actor call: it costs 10 ms of TTFT and six of seven
 tokens/s (loadtests/RESULTS.md). Serve's own direct ingress cannot keep one port across a restart:
 it binds without SO_REUSEADDR, and gives a port that was in use up for good (Ray 2.60).
+What a client may make us hold before a request is whole, and so before anybody has asked for its
+key, is bounded here: uvicorn 0.54 bounds neither the bytes nor the time of a request's head.
 Called by ingress.py, once the application stands. Must not: know routes, or end a running stream.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import dataclass
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from deployments.edge.asgi import AsgiApp
 
 KEEP_ALIVE_S = 90  # as Serve's proxy keeps idle connections
 BACKLOG = 2048
+HEAD_BYTES_MAX = 64 << 10  # request line and headers, or what stands between two parts of a body
+HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+    b"content-length: 0\r\nconnection: close\r\n\r\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DoorAddress:
-    """Where clients connect."""
+    """Where clients connect. ports: how many from port on an ingress may choose from."""
 
     host: str
     port: int
+    ports: int = 1
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection: ends where a request's head grows, or takes, without bound."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+
+    _unread_bytes = 0  # since the parser last got further
+    _in_body = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client that never begins is as slow as one that never ends."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Its timer must not outlive it."""
+        self._head_is_there()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes, of any request or none."""
+        if self.transport.is_closing():
+            return  # refused; what is still in the socket is nobody's
+        self._unread_bytes += len(data)
+        super().data_received(data)
+        if self._unread_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._give_up(_TOO_LARGE)
+        elif self._unread_bytes > 0 and not self._in_body and self._head_timer is None:
+            self._await_head()
+
+    def on_message_begin(self) -> None:
+        """A head's first byte."""
+        super().on_message_begin()
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """Its last."""
+        self._unread_bytes, self._in_body = 0, True
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body, which the application bounds."""
+        self._unread_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The whole request."""
+        self._unread_bytes, self._in_body = 0, False
+        super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+
+    def _head_is_there(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        if self._is_answering():
+            self._await_head()  # what came early, while an answer runs, may wait for its end
+        elif not self.transport.is_closing():
+            self._give_up(b"")
+
+    def _give_up(self, answer: bytes) -> None:
+        if not self._is_answering():
+            self.transport.write(answer)
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
 
 
 class FrontDoor:
     """An HTTP server on the loop of whoever opens it."""
 
-    def __init__(self, address: DoorAddress, app: AsgiApp) -> None:
-        """Listen at once. Raises OSError where the address cannot be had."""
-        self._socket = _listening(address)
+    def __init__(
+        self, address: DoorAddress, app: AsgiApp, *, protocol: type[BoundedHttp] = BoundedHttp
+    ) -> None:
+        """Listen at once. Raises OSError where no address can be had."""
+        self._socket = _first_free(address)
+        self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
+            http=protocol,
+            ws="none",  # no route of ours is one: an upgrade is answered as the request it is
             timeout_keep_alive=KEEP_ALIVE_S,
             lifespan="off",  # Serve has begun the application
             access_log=False,
@@ -58,9 +154,17 @@ class FrontDoor:
         self._socket.close()  # the server's own end may have been another
 
 
-def _listening(address: DoorAddress) -> socket.socket:
+def _first_free(address: DoorAddress) -> socket.socket:
+    """Raises OSError of the last port when somebody listens on each."""
+    for port in range(address.port, address.port + address.ports - 1):
+        with contextlib.suppress(OSError):
+            return _listening(address.host, port)
+    return _listening(address.host, address.port + address.ports - 1)
+
+
+def _listening(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, where = socket.getaddrinfo(
-        address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     listening = socket.socket(family, kind, protocol)
     try:

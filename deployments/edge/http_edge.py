@@ -19,9 +19,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send, route_path
 from deployments.edge.http_answer import Answer, Exchange
 from deployments.edge.http_errors import ApiError, of_failure
+from deployments.edge.key_gate import HOLDER, Holder
 from deployments.edge.lone_surrogates import lone_surrogate
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
 
@@ -58,7 +59,8 @@ class HttpTrace:
 
     trace_id: str
     received_s: float
-    tenant: Tenant = field(default_factory=alone)  # until its headers say
+    tenant: Tenant = field(default_factory=alone)  # until its headers or its key say
+    key: str = ""  # the name of its API key, where keys are set
     status: int | None = None  # of the answer, once it has begun
     engine_requests: int = 0  # made of it so far; counted by the engine client
 
@@ -97,7 +99,7 @@ class EdgeEvents(Protocol):
         """A request that asked for tokens is over, admitted or not."""
 
     def first_byte(self, trace_id: str) -> bool:
-        """A body chunk leaves now; True once the first token's time has been noted."""
+        """A body chunk leaves now; True once no choice's first token is still to come."""
 
     def failure(self, trace_id: str) -> FlowFailure | None:
         """How the flow failed this request; None when it did not."""
@@ -134,7 +136,7 @@ class HttpEdge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = _route_path(scope).rstrip("/") or "/"
+        path = route_path(scope).rstrip("/") or "/"
         if scope["method"] not in WITH_BODY:
             await self._pass(scope, receive, Answer(send, Exchange(path)))
             return
@@ -184,7 +186,10 @@ class HttpEdge:
     ) -> ApiError | None:
         """Why this request is refused; without a reason, the trace's tenant is set."""
         error = _fault_of(scope, body, generates=generates)
-        if error is None and generates:
+        holder: Holder | None = scope.get(HOLDER)
+        if error is None and holder is not None:
+            trace.key, trace.tenant = holder.name, holder.tenant
+        elif error is None and generates:
             try:
                 trace.tenant = self._tenant_of(scope["headers"])
             except TenantUnclear as unclear:
@@ -237,16 +242,6 @@ class HttpEdge:
 
 class _ClientGone(Exception):
     """The client went before its request was whole: there is nobody to answer."""
-
-
-def _route_path(scope: Scope) -> str:
-    """The path that the application routes by: without the prefix that it is mounted under.
-
-    As starlette._utils.get_route_path (1.x) has it; what differs would pass unchecked.
-    """
-    path, root = str(scope["path"]), str(scope.get("root_path", ""))
-    is_below = path == root or path.startswith(f"{root}/")
-    return path[len(root) :] if root and is_below else path
 
 
 async def _read_body(receive: Receive, bytes_max: int) -> bytes | None:

@@ -21,6 +21,8 @@ RESPONSES_PATH = "/v1/responses"
 # Types in OpenAI's shape: vLLM's where it has one, else what a refusal of ours is called.
 _OPENAI_TYPES = {
     400: "BadRequestError",
+    401: "invalid_request_error",
+    403: "permission_error",
     413: "invalid_request_error",
     415: "invalid_request_error",
     422: "UnprocessableEntityError",

@@ -5,8 +5,9 @@ engine's cache, the slab, the directory and the router's index know of one tenan
 other tenant's request can name. The salt is derived here, with the cluster's secret: a client can
 neither choose it nor compute another's.
 
-Called by http_edge.py (`Tenants.of`, from a request's headers) and engine_client.py (`salted`).
-Must not refuse a key: who may use the cluster is decided elsewhere; here only who shares blocks.
+Called by http_edge.py (`Tenants.of`, from a request's headers), key_gate.py (`Tenants.of_key`,
+where keys are set) and engine_client.py (`salted`). Must not refuse a key: who may use the cluster
+is decided in key_gate.py; here only who shares blocks.
 """
 
 from __future__ import annotations
@@ -53,12 +54,7 @@ class Tenants:
 
         headers: as ASGI has them, names in lower case. Raises TenantUnclear.
         """
-        values: dict[bytes, bytes] = {}
-        for name, value in headers:
-            if name in {AUTHORIZATION, API_KEY, self._header}:
-                stripped = value.strip()
-                if values.setdefault(name, stripped) != stripped:
-                    raise TenantUnclear(f"Header {name.decode('latin-1')} is given twice.")
+        values = _once({AUTHORIZATION, API_KEY, self._header}, headers)
         if self._header and values.get(self._header):
             return self._tenant(b"name", values[self._header])
         authorization = values.get(AUTHORIZATION, b"")
@@ -70,8 +66,30 @@ class Tenants:
         tenant = self._tenant(b"key", key)
         return self._tenants.get(tenant, tenant)
 
+    def of_key(self, tenant: str, headers: Iterable[tuple[bytes, bytes]]) -> Tenant:
+        """The tenant that an API key belongs to; within it, whom a proxy in front names.
+
+        Whoever chooses that header chooses among what its own key's tenant may share, and no more.
+        Raises TenantUnclear.
+        """
+        named = _once({self._header}, headers).get(self._header) if self._header else None
+        if not named:
+            return self._tenant(b"name", tenant.encode())
+        return self._tenant(b"named by", tenant.encode() + b"\0" + named)
+
     def _tenant(self, kind: bytes, value: bytes) -> Tenant:
         return Tenant(_digest(self._secret, b"headwater tenant\0" + kind + b"\0" + value))
+
+
+def _once(names: set[bytes], headers: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """The values of these headers. Raises TenantUnclear where one has two."""
+    values: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in names:
+            stripped = value.strip()
+            if values.setdefault(name, stripped) != stripped:
+                raise TenantUnclear(f"Header {name.decode('latin-1')} is given twice.")
+    return values
 
 
 def alone() -> Tenant:

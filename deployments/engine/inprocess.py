@@ -53,6 +53,7 @@ class StepResult:
     pending_io: work is there but none could run: a load, a look-up or a grammar is on its way in
     another thread. Step again after a short wait (about 1 ms), not at once.
     short_of_blocks: a request that could have run had no KV blocks to be had.
+    scheduled_contexts: tokens of these requests' contexts, this step's included.
     """
 
     outputs: list[EngineCoreOutput]
@@ -62,6 +63,7 @@ class StepResult:
     scheduled_pairs: float
     pending_io: bool
     short_of_blocks: bool = False
+    scheduled_contexts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +203,15 @@ class InprocessEngine:
         outputs = [output for step in (by_client or {}).values() for output in step.outputs]
         self._ended = [output.request_id for output in outputs if output.finish_reason is not None]
         refused = self._take_refused(outputs)
-        nothing = (0, 0, 0.0)
-        tokens, requests, pairs = self._scheduler.last_scheduled if executed else nothing
+        nothing = (0, 0, 0.0, 0)
+        tokens, requests, pairs, contexts = self._scheduler.last_scheduled if executed else nothing
         self._steps += 1
         self._computed_tokens += tokens
         self._generated_tokens += sum(len(output.new_token_ids) for output in outputs)
         self._note_publish_wait()
         pending = not tokens and self.has_work()
         short = self._scheduler.was_short_of_blocks
-        return StepResult(outputs, refused, tokens, requests, pairs, pending, short)
+        return StepResult(outputs, refused, tokens, requests, pairs, pending, short, contexts)
 
     def _take_refused(self, outputs: list[EngineCoreOutput]) -> list[RequestRejected]:
         """Requests that vLLM ended in this step because of their grammar; mutates `outputs`.

@@ -48,8 +48,8 @@ class ResumeScheduler(Scheduler):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
-        # Tokens, requests, and pairs of (token, token before it) of the last step.
-        self.last_scheduled = (0, 0, 0.0)
+        # Tokens, requests, pairs of (token, token before it) and contexts of the last step.
+        self.last_scheduled = (0, 0, 0.0, 0)
         self.preemptions_total = 0
         # By request id, time.monotonic; InprocessEngine forgets those that ended.
         self.first_scheduled_s: dict[str, float] = {}
@@ -74,7 +74,8 @@ class ResumeScheduler(Scheduler):
             new * (self.requests[name].num_computed_tokens - new / 2)  # computed: `new` included
             for name, new in tokens.items()
         )
-        self.last_scheduled = (output.total_num_scheduled_tokens, len(tokens), pairs)
+        contexts = sum(self.requests[name].num_computed_tokens for name in tokens)
+        self.last_scheduled = (output.total_num_scheduled_tokens, len(tokens), pairs, contexts)
         now_s = time.monotonic()
         for data in output.scheduled_new_reqs:
             self.first_scheduled_s[data.req_id] = now_s

@@ -28,12 +28,17 @@ class FlowRequest:
     excluded: frozenset[str] = frozenset()  # refused it since it last ran or waited
     worker_deaths: int = 0
     refusals: int = 0
+    moves: int = 0  # not by a death: Serve took the worker away, or our own loop stood still
     parked_until_s: float | None = None  # from its first wait since it last made progress
     retry_s: float = 0.0
+    last_output_s: float | None = None
 
     def attempts(self) -> int:
-        """Those that a worker took: a refusal costs nothing."""
-        return len(self.record.attempts) - self.refusals
+        """Those that a worker took and did not give away: refusals and moves cost nothing.
+
+        A long stream may have to leave as many workers as a rolling update replaces.
+        """
+        return len(self.record.attempts) - self.refusals - self.moves
 
     def decided(self, decision: Decision) -> None:
         """Mutates: what the next attempt, and the one after a hand-over, go by."""

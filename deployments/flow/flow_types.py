@@ -96,6 +96,7 @@ class Intake:
         context_tokens_max: prompt plus output may not exceed it.
         received_s, tokenised_s: when HTTP received it, when its tokens were known.
         payload: opaque to the flow (an EngineCoreRequest); handed back in SubmitAttempt.
+        key: the name of the API key that asked, where keys are set.
 
     """
 
@@ -111,6 +112,7 @@ class Intake:
     tokenised_s: float
     payload: object
     priority: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,8 @@ class FlowLimits:
         park_timeout_s: how long one may wait, since it last made progress.
         retry_interval_s: a waiting one tries again this often, and when a worker joins.
         worker_deaths_max: a request that has met this many worker deaths is refused as poison.
-        attempts_max: attempts per request; beyond it the request fails.
+        attempts_max: attempts per request, those not counted that a worker refused or gave away
+            alive; beyond it the request fails.
 
     """
 

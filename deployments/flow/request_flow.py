@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from deployments.flow.flow_books import FlowBooks
 from deployments.flow.flow_request import FlowRequest
 from deployments.flow.flow_types import (
     AbortAttempt,
@@ -39,20 +40,14 @@ from router.errors import NoWorker
 from router.route import Router
 
 
-class RequestFlow:
+class RequestFlow(FlowBooks):
     """All requests of one ingress. Not thread-safe: one event loop owns it."""
 
     def __init__(self, router: Router, limits: FlowLimits, records: RecordStore) -> None:
+        super().__init__()
         self._router = router
         self._limits = limits
         self._records = records
-        self._requests: dict[str, FlowRequest] = {}
-        self._by_attempt: dict[str, FlowRequest] = {}
-        self.outcomes: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
-        self.resumes_total = 0
-        self.handovers_total = 0
-        self.late_outputs_total = 0
-        self.role_fallbacks_total = 0
 
     # ---- 1. a request comes in -------------------------------------------------------------
 
@@ -62,6 +57,7 @@ class RequestFlow:
         request = FlowRequest(intake, RequestRecord.of(intake))
         self._records.add(request.record)
         self._requests[intake.request_id] = request
+        self.submitted_total += 1
         return self._start(request, "new", now_s)
 
     # ---- 2. plan, and send it to a worker ---------------------------------------------------
@@ -184,6 +180,9 @@ class RequestFlow:
         request.tokens += new
         request.record.output_tokens = len(request.tokens)
         attempt.tokens += len(new)
+        if request.last_output_s is not None:
+            self._gaps_s.append(now_s - request.last_output_s)
+        request.last_output_s = now_s
         if attempt.first_output_s is None:
             attempt.first_output_s = now_s
             self._router.first_token(attempt.attempt)
@@ -265,19 +264,21 @@ class RequestFlow:
     def worker_lost(
         self, worker: str, reason: str, now_s: float, *, is_death: bool = True
     ) -> list[Effect]:
-        """Its attempts are fenced and go on elsewhere. is_death False: drained, or a bad link."""
+        """Its attempts are fenced, and go on elsewhere. is_death False: drained, or we slept."""
         self._router.remove_worker(worker)
         hit = [r for r in self._requests.values() if r.attempt and r.attempt.worker == worker]
         effects: list[Effect] = []
         for request in hit:
             self._end_attempt(request, f"lost: {reason}", now_s)
             request.worker_deaths += is_death
+            request.moves += not is_death
             if request.worker_deaths >= self._limits.worker_deaths_max:
                 effects += self._fail(request, Failure.POISON_REQUEST, now_s)
                 continue
             # Not excluded: the router forgets the worker until it is back, and sound.
             request.excluded, request.parked_until_s = frozenset(), None
-            self.resumes_total += 1
+            self.resumes_total += is_death
+            self.moves_total += not is_death
             effects += self._start(request, f"{worker} lost", now_s)
         return effects
 
@@ -374,25 +375,10 @@ class RequestFlow:
         del self._requests[request.intake.request_id]
         return self._end_handoff(request)
 
-    # ---- what others may ask ----------------------------------------------------------------
-
-    def in_flight(self) -> dict[Stage, int]:
-        """Requests by stage."""
-        stages = [request.stage for request in self._requests.values()]
-        return {stage: stages.count(stage) for stage in Stage}
-
-    def requests(self) -> tuple[FlowRequest, ...]:
-        """Those in flight, oldest first; to be read, not changed."""
-        return tuple(self._requests.values())
-
-    def stage_of(self, request_id: str) -> Stage | None:
-        """Where a request is now; None when it has ended."""
-        request = self._requests.get(request_id)
-        return None if request is None else request.stage
-
     def validate(self) -> None:
         """Assert the machine's own consistency; called in tests' teardown."""
         live = {r.attempt.attempt: r for r in self._requests.values() if r.attempt is not None}
         assert self._by_attempt == live
+        assert self.submitted_total == len(self._requests) + sum(self.outcomes.values())
         for request in self._requests.values():
             request.validate(self._limits)

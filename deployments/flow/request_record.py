@@ -39,7 +39,11 @@ class AttemptRecord:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """All that is known of one engine request."""
+    """All that is known of one engine request.
+
+    cached_tokens: of its prompt, by the engine that made the first token, as in the client's usage;
+    local_cached_tokens: of these, in that engine's own prefix cache.
+    """
 
     request_id: str
     trace_id: str
@@ -53,8 +57,11 @@ class RequestRecord:
     delivered_s: float | None = None
     ended_s: float | None = None
     output_tokens: int = 0
+    cached_tokens: int = 0
+    local_cached_tokens: int = 0
     outcome: Outcome | None = None
     detail: str = ""
+    key: str = ""  # the name of the API key that asked, where keys are set
 
     @classmethod
     def of(cls, intake: Intake) -> RequestRecord:
@@ -66,6 +73,7 @@ class RequestRecord:
             prompt_tokens=intake.prompt_tokens,
             received_s=intake.received_s,
             tokenised_s=intake.tokenised_s,
+            key=intake.key,
         )
 
 

@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -38,18 +38,20 @@ from deployments.flow.flow_types import (
     EndHandoff,
     Fail,
     Intake,
+    Outcome,
     Prefetch,
     Role,
     SubmitAttempt,
 )
 from deployments.flow.request_flow import RequestFlow
-from deployments.flow.request_record import RecordStore
+from deployments.flow.request_record import RecordStore, RequestRecord
 from deployments.ingress.audit_runs import AuditRuns
 from deployments.ingress.cached_share import CachedShare
 from deployments.ingress.client_settings import ClientSettings
 from deployments.ingress.front_end_load import FrontEndLoad
 from deployments.ingress.membership import MEMBERS, Member
-from deployments.ingress.metrics import IngressMetrics
+from deployments.ingress.metrics import IngressMetrics, Seen
+from deployments.ingress.request_metrics import RequestMetrics
 from deployments.ingress.worker_ledgers import WorkerLedgers, requests_held
 from deployments.ingress.worker_links import WorkerLinks
 from deployments.ingress.worker_news import TICK_S, Heard, WorkerNews
@@ -57,6 +59,7 @@ from deployments.ingress.worker_views import Readiness, WorkerState, WorkerViews
 from deployments.links import frames
 from deployments.node.directory_actor import decode_feed, encode_cursor, ensure_directory
 from kvcache import events
+from router.admission import AdmissionView
 from router.route import Router
 
 log = logging.getLogger("headwater.ingress")
@@ -75,6 +78,8 @@ class EngineClient:
         self._router = router
         self.flow = RequestFlow(router, settings.limits, records)
         self.edge_counts = EdgeCounts()
+        # Of each HTTP request that is in: the store may have forgotten them at its end.
+        self.finished: dict[str, list[RequestRecord]] = {}
         self.front_end = FrontEndLoad()
         self.ingress_id = f"ingress-{os.getpid()}-{os.urandom(4).hex()}"
         self.links = WorkerLinks(settings, self.ingress_id, secret, self)
@@ -85,8 +90,12 @@ class EngineClient:
         audits = settings.audits
         self._audits = AuditRuns(audits, settings.block_size, self.links.send, self._note)
         self.audits = self._audits.core
-        records.on_end = self.audits.consider
+        records.on_end = self._ended
+        self.request_metrics = RequestMetrics(settings.model, settings.block_size)
         self.directory_heard_s: float | None = None
+        self._directory_told_s = time.monotonic()  # when it last answered, if it has since or not
+        self.key_problems: Callable[[], list[str]] = list  # set by the ingress
+        self.admission_now: Callable[[float], AdmissionView] | None = None  # set by the ingress
         self._outputs: asyncio.Queue[list[EngineCoreOutput]] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._llm: HeadwaterLLM | None = None
@@ -128,6 +137,7 @@ class EngineClient:
             tokenised_s=time.monotonic(),
             payload=request,
             priority=request.priority,
+            key=trace.key if trace else "",
         )
         if trace is not None:
             trace.engine_requests += 1
@@ -192,6 +202,13 @@ class EngineClient:
         message = frames.Prefetch(effect.handoff, list(effect.block_hashes), where)
         self.links.send(effect.worker, message)
 
+    def _ended(self, intake: Intake, record: RequestRecord, tokens: Sequence[int]) -> None:
+        answers = self.finished.get(record.trace_id)
+        if answers is not None and record.outcome is Outcome.FINISHED:
+            answers.append(record)
+        self.request_metrics.ended(record)
+        self.audits.consider(intake, record, tokens)
+
     def _note(self, attempt: str, what: str) -> None:
         self.events.append((time.monotonic(), attempt, what))
 
@@ -239,7 +256,9 @@ class EngineClient:
         for output in outputs:
             stats = output.prefill_stats
             if stats is not None:
-                self.cached_share.add(stats.num_prompt_tokens, stats.num_cached_tokens, now_s)
+                cached = stats.num_cached_tokens
+                self.cached_share.add(stats.num_prompt_tokens, cached, now_s)
+                self.flow.prefilled(output.request_id, cached, stats.num_local_cached_tokens)
 
     def _heard(self, worker: str, heard: Heard) -> None:
         if heard.engine is not None:
@@ -274,6 +293,7 @@ class EngineClient:
             "agent": [f"{name}: {what}" for name, what in self._views.agent_problems().items()],
             "role_missing": [f"no {role} worker takes requests: {instead}" for role in missing],
             "audit": self.audits.words(),
+            "keys": self.key_problems(),
         }
 
     async def held(self) -> dict[str, list[dict[str, Any]]]:
@@ -317,14 +337,26 @@ class EngineClient:
             due_s = time.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
             self.front_end.ticked(time.monotonic() - due_s)
-            words = self.degraded()
-            now = {what: bool(words[what]) for what in words}
-            self._metrics.publish(self.flow, self.edge_counts, self._router, self.audits, now)
+            self._publish(time.monotonic())
             now_s, flying = time.monotonic(), self.flow.in_flight().values()
             self._audits.tick(self.worker_states(), self.links.open, flying, now_s)
             self._carry_out(self.news.tick(time.monotonic()))
             for worker in self.news.unresolved():
                 self.links.send(worker, frames.Resync())
+
+    def _publish(self, now_s: float) -> None:
+        heard_s, words = self.directory_heard_s, self.degraded()
+        if heard_s is not None:
+            self._directory_told_s = heard_s
+        seen = Seen(
+            workers=self.worker_states(),
+            degraded={what: bool(words[what]) for what in words},
+            directory_age_s=now_s - self._directory_told_s,
+            loop_late_s_total=self.front_end.late_s_total,
+            admission=self.admission_now(now_s) if self.admission_now else None,
+        )
+        self._metrics.publish(self.flow, self.edge_counts, self._router, self.audits, seen)
+        self.request_metrics.publish(self.flow.take_gaps())
 
     def close(self) -> None:
         """End all links and tasks."""

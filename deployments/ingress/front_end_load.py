@@ -77,6 +77,11 @@ class FrontEndLoad:
         self._ticks += 1
         self._late_s += max(0.0, late_s)
 
+    @property
+    def late_s_total(self) -> float:
+        """How late the loop was, in all."""
+        return self._late_s
+
     def first_token(self, record: RequestRecord) -> None:
         """Mutates: counts a request whose first token is on its way to the client."""
         parts = ttft_parts(replace(record, delivered_s=None))

@@ -1,8 +1,8 @@
 """The ingress replica: vLLM's HTTP application, our edge in front, our engine client behind.
 
 A Serve deployment; several may run, each with its own router and read replica. Called by Serve.
-Adds `/ready`, `/headwater/status`, `/headwater/ledger` and `/headwater/requests/...`, and answers
-`/health` in vLLM's place; all other routes are vLLM's.
+Adds `/ready`, `/headwater/status`, `/headwater/ledger`, `/headwater/requests/...` and the live
+page, and answers `/health` in vLLM's place; all other routes are vLLM's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
@@ -23,17 +23,22 @@ from ray.serve.handle import DeploymentHandle
 from deployments.edge.disconnect import DisconnectOnCancel
 from deployments.edge.front_door import DoorAddress, FrontDoor
 from deployments.edge.http_edge import FlowFailure, HttpEdge, HttpTrace, Refusal
+from deployments.edge.key_file import KeySettings
+from deployments.edge.key_gate import KeyGate
+from deployments.edge.live_page import mount_live_page
 from deployments.edge.tenants import Tenants
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow.flow_types import Failure, Outcome
 from deployments.flow.request_record import RecordStore
 from deployments.flow.request_story import as_json, story
 from deployments.ingress.client_settings import ClientSettings
+from deployments.ingress.keyed_access import KeyedAccess
 from deployments.ingress.membership import MEMBERS, Member
 from deployments.ingress.worker_views import WorkerState
 from deployments.logs import log_here
 from deployments.node.directory_actor import RAY_NAMESPACE
 from deployments.node.node_agent import agent_name
+from deployments.scaling.notes import notes_of
 from deployments.secret import read_secret
 from router.admission import Admission, Admitted
 from router.route import Router
@@ -62,8 +67,10 @@ class IngressSettings:
     body_bytes_max: int = 32 << 20
     tenant_header: str = ""
     tenant_keys_file: str = ""
+    keys: KeySettings = field(default_factory=KeySettings)
     records_max: int = 1024
     door: DoorAddress | None = None  # None: clients come through Serve's proxy
+    is_scaled: bool = False  # whether the number of a role's workers may change
 
 
 class Ingress:
@@ -88,8 +95,15 @@ class Ingress:
             secret, header=settings.tenant_header, keys_file=settings.tenant_keys_file
         )
         self._client = EngineClient(settings.client, self._router, self._records, secret)
+        model = settings.client.model
+        self._client.admission_now = lambda now_s: self._admission.view(model, now_s)
+        self._access = KeyedAccess(
+            settings.keys, secret, self._tenants, settings.client.model, self._client.edge_counts
+        )
+        self._access.charge_for(self._records)
+        self._client.key_problems = self._access.problems
 
-    async def __serve_build_asgi_app__(self) -> HttpEdge:
+    async def __serve_build_asgi_app__(self) -> KeyGate:
         """Late-bound application (Ray Serve calls this on the replica's loop)."""
         from deployments.engine.front_end import build_front_end, explain
 
@@ -102,6 +116,7 @@ class Ingress:
         app.add_api_route("/headwater/events", self._events)
         app.add_api_route("/headwater/requests", self._latest)
         app.add_api_route("/headwater/requests/{trace_id}", self._explain)
+        mount_live_page(app, self._records)
         # Round the application, not in it: vLLM's has begun, and takes no more middleware.
         edge = HttpEdge(
             DisconnectOnCancel(app),
@@ -111,9 +126,10 @@ class Ingress:
             choices_max=self._settings.front_end.engine_requests_max,
             explain=explain,
         )
+        gate = self._access.gate_round(edge)
         if self._settings.door is not None:
-            self._door = FrontDoor(self._settings.door, edge)
-        return edge
+            self._door = FrontDoor(self._settings.door, gate)
+        return gate
 
     async def check_health(self) -> None:
         """Serve replaces this replica when a part of it has ended. Raises RuntimeError."""
@@ -124,7 +140,7 @@ class Ingress:
     def _faults(self) -> list[str]:
         """What of this replica has ended and will not come back."""
         door = self._door.fault() if self._door else None
-        return [*self._client.faults(), *([door] if door else [])]
+        return [*self._client.faults(), *self._access.faults(), *([door] if door else [])]
 
     # ---- http_edge.EdgeEvents ---------------------------------------------------------------
 
@@ -135,16 +151,21 @@ class Ingress:
         verdict = self._admission.offer(trace_id, model, now_s)
         if isinstance(verdict, Admitted):
             self._client.front_end.began(trace_id, now_s)
+            self._client.finished[trace_id] = []
             return None
         status = 503 if verdict.reason == "no_workers" else 429
         return Refusal(verdict.retry_after_s, _REFUSALS[verdict.reason], status)
 
     def release(self, trace_id: str) -> None:
         """The HTTP exchange is over, however it ended."""
-        records, now_s = self._records.get(trace_id), time.monotonic()
-        completed = any(record.outcome is Outcome.FINISHED for record in records)
+        finished, now_s = self._client.finished.pop(trace_id, []), time.monotonic()
+        for record in finished:
+            if record.delivered_s is None and record.first_token_s is not None:
+                self._client.request_metrics.first_byte(record)  # an answer in one piece
         self._client.front_end.left(trace_id, now_s)
-        self._admission.release(trace_id, self._settings.client.model, now_s, completed=completed)
+        self._admission.release(
+            trace_id, self._settings.client.model, now_s, completed=bool(finished)
+        )
 
     def ended(self, trace: HttpTrace) -> None:
         """Count a request of which no engine request was made; the flow counts the others."""
@@ -153,13 +174,16 @@ class Ingress:
 
     def first_byte(self, trace_id: str) -> bool:
         """Note the delivery of the first token for each engine request of this trace."""
-        noted = False
-        for record in self._records.get(trace_id):
+        records = self._records.get(trace_id)
+        for record in records:
             if record.first_token_s is not None and record.delivered_s is None:
                 record.delivered_s = time.monotonic()
                 self._client.front_end.first_token(record)
-            noted = noted or record.delivered_s is not None
-        return noted
+                self._client.request_metrics.first_byte(record)
+        # Choices of one stream (n > 1) have their first tokens one after the other.
+        return bool(records) and all(
+            one.delivered_s is not None or one.outcome is not None for one in records
+        )
 
     def failure(self, trace_id: str) -> FlowFailure | None:
         """The failure that the flow ended this trace's request with, from its record."""
@@ -217,10 +241,17 @@ class Ingress:
             "audits": client.audits.as_json(),
             "directory": {"heard_age_s": age_s, "sources": self._sources()} | self._audits(),
             "router": self._router_status(now_s),
+            "scaling": await self._scaling(),
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
+            "keys": self._access.as_json(now_s),
             "degraded": [words for found in client.degraded().values() for words in found],
         }
         return JSONResponse(body)
+
+    async def _scaling(self) -> list[dict[str, Any]]:
+        """What the autoscaler decided last, by role, with its reasons."""
+        app = self._settings.client.directory.app
+        return await asyncio.to_thread(notes_of, app) if self._settings.is_scaled else []
 
     def _router_status(self, now_s: float) -> dict[str, Any]:
         """Load by worker, what decisions had to do without, and how full the index is."""
@@ -319,6 +350,7 @@ class Ingress:
             return
         if self._door is not None:
             await self._door.close()
+        self._access.close()
         self._client.close()
 
 

@@ -49,6 +49,7 @@ class LinkServerSettings:
     """Bounds of the worker's end. Times in seconds.
 
     Attributes:
+        strangers_max: connections at once that have not proved themselves yet.
         backlog_outputs_max: outputs that wait for a slow ingress, before it is dropped.
         backlog_bytes_max: written for an ingress but not sent yet (snapshots of the cache are
             large), before it is dropped.
@@ -56,6 +57,7 @@ class LinkServerSettings:
     """
 
     handshake_timeout_s: float = 5.0
+    strangers_max: int = 256
     ping_interval_s: float = 1.0
     silence_s: float = 10.0
     backlog_outputs_max: int = 200_000
@@ -83,6 +85,7 @@ class LinkServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.load_now: Callable[[], frames.Load] = frames.Load  # asked for each OUTPUTS and PING
         self.dropped_slow_total = 0
+        self.strangers = 0  # connections that have not proved themselves yet
 
     async def start(self, host: str, port: int = 0) -> int:
         """Listen; returns the port."""
@@ -160,6 +163,10 @@ class LinkServer:
     # ---- links ------------------------------------------------------------------------------
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.strangers >= self._settings.strangers_max:
+            writer.transport.abort()
+            return
+        self.strangers += 1
         try:
             async with asyncio.timeout(self._settings.handshake_timeout_s):
                 ingress = await self._handshake(reader, writer)
@@ -170,6 +177,8 @@ class LinkServer:
         except BaseException:
             writer.transport.abort()
             raise
+        finally:
+            self.strangers -= 1
         peer = _Peer(ingress, reader, writer, time.monotonic())
         older = self._peers.get(ingress)
         if older is not None:

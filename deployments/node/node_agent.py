@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from deployments.node.agent_socket import folder_problem, socket_path
 from deployments.node.core_claims import CoreClaims
 from deployments.node.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
 from deployments.node.event_shipping import ASK_INTERVAL_S, Answer, EventShipping
+from deployments.node.slab_metrics import SlabMetrics
 from deployments.secret import read_secret
 from kvcache.agent import AgentServer
 from kvcache.events import Message, encode
@@ -33,6 +35,7 @@ log = logging.getLogger("headwater.agent")
 
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 5.0
+METRICS_INTERVAL_S = 1.0
 EXIT_AGENT_FAILED = 71
 
 
@@ -73,6 +76,7 @@ class NodeAgent:
         self._claims = CoreClaims(Path(f"{path}.cores"))
         self._news = threading.Event()
         self._is_closing = False
+        self._publish_s = 0.0  # when metrics are due
         self._server = AgentServer(
             path,
             settings.slab_bytes,
@@ -82,6 +86,7 @@ class NodeAgent:
         )
         self._path = path
         self._peers = _peer_server(self._server, settings)
+        self._metrics = SlabMetrics()
         self._shipper = threading.Thread(target=self._ship, name="events", daemon=True)
         self._shipper.start()
 
@@ -137,6 +142,7 @@ class NodeAgent:
                 os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
             batches = self._server.drain_events()
             models = self._server.models()
+            self._publish(models)
             try:
                 if directory is None:
                     directory = ensure_directory(self._settings.directory)
@@ -149,6 +155,13 @@ class NodeAgent:
                 log.warning("directory does not answer (%s); snapshots will follow", lost)
                 shipping.directory_lost()
                 directory = None
+
+    def _publish(self, models: Sequence[str]) -> None:
+        """Tell the metrics, once a second."""
+        if time.monotonic() >= self._publish_s:
+            self._publish_s = time.monotonic() + METRICS_INTERVAL_S
+            for model in models:
+                self._metrics.publish(self._server.ledger(model))
 
     def _apply(self, directory: Any, messages: list[Message]) -> Answer:
         """Send messages. Raises RayError, TimeoutError."""

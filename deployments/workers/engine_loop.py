@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from deployments.engine.errors import MalformedBlob, RequestRejected
 from deployments.engine.settings import EngineSettings
 from deployments.links import frames
+from deployments.workers.step_totals import StepTotals
 from deployments.workers.worker_held import ledger_of_worker
 from deployments.workers.worker_load import WorkerLoad
 from kvcache import events
@@ -122,6 +123,10 @@ class EngineLoop:
         """Stop attempts; those that are unknown or another ingress's are ignored."""
         self._inbox.put(lambda: self._abort(owner, attempts))
 
+    def abort_all(self) -> None:
+        """Stop what is here, whoever's it is: this worker ends."""
+        self._inbox.put(self._abort_everybody)
+
     def end_handoffs(self, handoffs: list[str]) -> None:
         """Release hand-off leases that nobody will take over."""
         self._inbox.put(lambda: self._end_handoffs(handoffs))
@@ -152,9 +157,19 @@ class EngineLoop:
         """Whether no attempt is at this worker."""
         return not self._attempts
 
+    @property
+    def attempts(self) -> int:
+        """How many are at this worker."""
+        return len(self._attempts)
+
     def stalled_s(self) -> float:
         """Seconds since the loop last turned: the age of the step that it is in, or nearly 0."""
         return self._clock() - self.progress_s
+
+    @property
+    def steps(self) -> StepTotals:
+        """What the engine's steps added up to."""
+        return self._load.steps
 
     # ---- the thread -------------------------------------------------------------------------
 
@@ -261,6 +276,11 @@ class EngineLoop:
         self._abort(owner, [a for a, known in self._attempts.items() if known.owner == owner])
         for handoff in [key for key, whose in self._prefetching.items() if whose == owner]:
             self._end_handoffs([handoff])
+
+    def _abort_everybody(self) -> None:
+        owners = {one.owner for one in self._attempts.values()} | set(self._prefetching.values())
+        for owner in owners:
+            self._abort_all(owner)
 
     def _hand_out(self, outputs: list[EngineCoreOutput]) -> None:
         by_owner: dict[str, StepDelivery] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class EngineServer:
         self.loop = EngineLoop(
             settings, engine, sinks, queue_max=queue_max, cores=cores, clock=clock
         )
+        self._clock = clock
         self._load = frames.Load()
         self._links: LinkServer | None = None
 
@@ -63,24 +65,39 @@ class EngineServer:
     ) -> int:
         """Take links from now on; returns the port."""
         self._links = LinkServer(secret, welcome, self, encode_outputs, settings)
-        self._links.load_now = self._load_now
+        self._links.load_now = self.load_now
         return await self._links.start(host)
 
-    async def drain(self, *, stall_s: float) -> None:
-        """Finish what is here, then end. An engine that stands for stall_s is not waited for.
+    async def drain(self, *, stall_s: float, finish_s: float = math.inf) -> None:
+        """Finish what is here for at most finish_s, then end.
 
-        It would finish nothing: what is in it goes on elsewhere the sooner we end.
+        What is left then, or is in an engine that stands for stall_s, goes on elsewhere from the
+        tokens so far: an ingress takes the end of its link for that, and for no death of a worker
+        that Serve has taken away. Its blocks are released here before the engine ends.
         """
-        while self._may_finish(stall_s):  # noqa: ASYNC110 - the thread has no event of this loop
-            await asyncio.sleep(DRAIN_POLL_S)
+        await self._while_it_works(stall_s, until_s=self._clock() + finish_s)
+        left = self.loop.attempts
         await asyncio.sleep(DRAIN_POLL_S)  # the last outputs are on their way to the links
         if self._links is not None:
             self._links.close()
+        if left:
+            log.info("%d requests go on elsewhere", left)
+            self.loop.abort_all()
+            await self._while_it_works(stall_s)
         await asyncio.sleep(DRAIN_POLL_S)  # and from the links to the network
         self.loop.stop()
 
-    def _may_finish(self, stall_s: float) -> bool:
-        return not self.loop.idle and self.loop.stalled_s() <= stall_s
+    async def _while_it_works(self, stall_s: float, *, until_s: float = math.inf) -> None:
+        """Return when nothing is here, or the engine stands, or it is until_s."""
+        while (  # noqa: ASYNC110 - the thread has no event of this loop
+            not self.loop.idle and self.loop.stalled_s() <= stall_s and self._clock() < until_s
+        ):
+            await asyncio.sleep(DRAIN_POLL_S)
+
+    def load_now(self) -> frames.Load:
+        """The engine thread's last word, how long ago the thread last turned, and our slab."""
+        now = {"stalled_s": self.loop.stalled_s(), "slab_peer": self.loop.slab_peer}
+        return msgspec.structs.replace(self._load, **now)
 
     # ---- from the engine thread -------------------------------------------------------------
 
@@ -103,11 +120,6 @@ class EngineServer:
             self._links.broadcast(message)
         else:
             self._links.send(ingress, message)
-
-    def _load_now(self) -> frames.Load:
-        """The engine thread's last word, how long ago the thread last turned, and our slab."""
-        now = {"stalled_s": self.loop.stalled_s(), "slab_peer": self.loop.slab_peer}
-        return msgspec.structs.replace(self._load, **now)
 
     # ---- from the links (link_server.LinkEvents) --------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 import ray
 from ray import serve
@@ -20,13 +21,17 @@ from deployments.links import frames
 from deployments.links.listening import ListenSettings, listening_here
 from deployments.logs import log_here
 from deployments.node.node_agent import AgentSettings, ensure_agent
+from deployments.scaling.readings import figures_of
 from deployments.secret import read_secret
+from deployments.workers import ready_file
 from deployments.workers.engine_server import EngineServer
+from deployments.workers.model_work import ModelWork, ModelWorkUnknown, model_work
 from deployments.workers.worker_metrics import WorkerMetrics
 
 log = logging.getLogger("headwater.worker")
 
 PEER_ADDRESS_INTERVAL_S = 2.0
+METRICS_INTERVAL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class WorkerSettings:
         links: where the link listens, and which address ingresses are told.
         stall_s: an engine loop that has not turned for so long is reported unhealthy, so that
             Serve replaces this worker; nothing that is in such an engine is waited for.
+        drain_s: what Serve takes us away from may be finished here for so long; the rest goes on
+            elsewhere.
         queue_max: attempts that may wait in the engine; more are rejected.
         pin_cores: give each engine cores of its own on its node.
 
@@ -49,6 +56,7 @@ class WorkerSettings:
     secret_file: str
     links: ListenSettings = field(default_factory=ListenSettings)
     stall_s: float = 60.0
+    drain_s: float = 45.0
     queue_max: int = 64
     pin_cores: bool = True
     cores: int = 1
@@ -91,27 +99,40 @@ class EngineWorker:
             self._welcome(),
             InprocessEngine.encode_outputs,
         )
-        self._metrics = WorkerMetrics(settings.engine.served_model, settings.engine.role)
+        self._ready_file = ready_file.announce(Path(address).parent, self.worker_id)
+        self._metrics = WorkerMetrics(
+            settings.engine.served_model,
+            settings.engine.role,
+            slots=settings.engine.max_num_seqs,
+            cores=len(cores) or settings.cores,
+            work=_work_of(settings.engine),
+        )
         self._following = asyncio.create_task(self._follow_agent(), name="agent")
+        self._telling = asyncio.create_task(self._tell_metrics(), name="metrics")
         where = f"{self._host}:{self._port}"
         log.info("%s is ready at %s, cores %s", self.worker_id, where, cores or "any")
 
     async def _follow_agent(self) -> None:
-        """Tell ingresses where our node's slab is read: an agent that starts anew moves. And the
-        metrics what the connector counted.
+        """Tell ingresses where our node's slab is read: an agent that starts anew moves.
 
         The call waits while Ray restarts the agent.
         """
         loop = self._server.loop
         while True:
             await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
-            self._metrics.publish(loop.engine.kv_stats())
             try:
                 loop.slab_peer = await self._agent.peer_address.remote()
             except ray.exceptions.RayError as lost:
                 if loop.slab_peer:
                     log.warning("node agent does not answer (%s): nobody reads its slab", lost)
                 loop.slab_peer = ""
+
+    async def _tell_metrics(self) -> None:
+        """Whatever the agent does; and while we drain, since that is work too."""
+        loop = self._server.loop
+        while True:
+            await asyncio.sleep(METRICS_INTERVAL_S)
+            self._metrics.publish(self._server.load_now(), loop.steps, loop.engine.kv_stats())
 
     def _welcome(self) -> frames.Welcome:
         engine = self._engine_settings
@@ -149,19 +170,40 @@ class EngineWorker:
             "node": self._node,
         }
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's autoscaler learns of this worker, and so our policy."""
+        return figures_of(self._server.load_now(), self._engine_settings.max_num_seqs)
+
     async def check_health(self) -> None:
         """Judge by the engine loop's progress. Raises RuntimeError when it stands still."""
         stalled_s = self._server.loop.stalled_s()
         if stalled_s > self._settings.stall_s:
             msg = f"{self.worker_id}: engine loop has not turned for {stalled_s:.0f} s"
             raise RuntimeError(msg)
+        for part, task in (("agent", self._following), ("metrics", self._telling)):
+            if task.done() and not task.cancelled():
+                raise RuntimeError(f"{self.worker_id}: {part} task has ended") from task.exception()
 
     async def __del__(self) -> None:
-        """Serve has stopped routing to us: finish what is here, then end (drain)."""
-        if not hasattr(self, "_port"):
+        """Serve has stopped routing to us: finish what is here, hand over the rest, then end."""
+        if not hasattr(self, "_ready_file"):
             return
+        ready_file.withdraw(self._ready_file)
         self._following.cancel()
-        await self._server.drain(stall_s=self._settings.stall_s)
+        try:
+            await self._server.drain(
+                stall_s=self._settings.stall_s, finish_s=self._settings.drain_s
+            )
+        finally:
+            self._telling.cancel()
+
+
+def _work_of(engine: EngineSettings) -> ModelWork | None:
+    try:
+        return model_work(Path(engine.model_path), engine.dtype)
+    except (ModelWorkUnknown, OSError) as unknown:
+        log.warning("FLOP and bytes of steps are not in the metrics: %s", unknown)
+        return None
 
 
 def _filled(engine: EngineSettings, **changes: object) -> EngineSettings:

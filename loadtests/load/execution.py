@@ -68,15 +68,15 @@ class Job:
 
 def server_of(arguments: argparse.Namespace, find_here: FindHere | None) -> Server:
     """The server that the flags name, or the one that runs here. Raises UsageError and NoServer."""
-    url, server_pid = arguments.url, arguments.server_pid
+    url, server_pid, found_key = arguments.url, arguments.server_pid, ""
     if url is None:
         if find_here is None:
             raise UsageError(NO_URL)
         here = find_here()
-        url, server_pid = here.url, server_pid or here.server_pid
+        url, server_pid, found_key = here.url, server_pid or here.server_pid, here.api_key
     # The model is asked for at the same place, with the same key.
-    target = target_of(arguments, url, arguments.model or "")
-    key = api_key(arguments)
+    key = api_key(arguments, found_key)
+    target = target_of(arguments, url, arguments.model or "", key)
     cards = _get(target, "/v1/models", key).get("data")
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
         raise NoServer(f"{target.root}/v1/models lists no models: is it an OpenAI-compatible API?")
@@ -90,7 +90,7 @@ def server_of(arguments: argparse.Namespace, find_here: FindHere | None) -> Serv
         version = str(_get(target, "/version", key).get("version", ""))
     except NoServer:
         version = ""
-    return Server(target_of(arguments, url, model), named[model], version, server_pid)
+    return Server(target_of(arguments, url, model, key), named[model], version, server_pid)
 
 
 def perform(job: Job) -> Run:

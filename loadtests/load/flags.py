@@ -10,7 +10,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from loadtests.load.client import Target
@@ -25,6 +25,7 @@ class Here:
 
     url: str
     server_pid: int | None = None
+    api_key: str = field(default="", repr=False)
 
 
 FindHere = Callable[[], Here]
@@ -141,7 +142,7 @@ def _add_judgement(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def target_of(arguments: argparse.Namespace, url: str, model: str) -> Target:
+def target_of(arguments: argparse.Namespace, url: str, model: str, key: str) -> Target:
     """Raises UsageError."""
     if arguments.plain_api and not arguments.text:
         raise UsageError("--plain-api cannot ask for exact tokens: give --text too")
@@ -155,7 +156,7 @@ def target_of(arguments: argparse.Namespace, url: str, model: str) -> Target:
             exact=not arguments.text,
             extensions=not arguments.plain_api,
             timeout_s=arguments.timeout_s,
-            api_key=api_key(arguments),
+            api_key=key,
             extra=dict(map(_field, arguments.field)),
         )
     except ValueError as odd:
@@ -176,8 +177,11 @@ def plan_of(arguments: argparse.Namespace, concurrency: int | None) -> Plan:
         raise UsageError(str(odd)) from odd
 
 
-def api_key(arguments: argparse.Namespace) -> str:
-    """Never from the command line, which everybody on the machine can read. Raises UsageError."""
+def api_key(arguments: argparse.Namespace, found_here: str = "") -> str:
+    """Never from the command line, which everybody on the machine can read. Raises UsageError.
+
+    found_here: of the server that runs on this machine, where no flag names another.
+    """
     if arguments.api_key_env:
         found = os.environ.get(arguments.api_key_env, "")
         if not found:
@@ -188,7 +192,7 @@ def api_key(arguments: argparse.Namespace) -> str:
             return str(arguments.api_key_file.read_text(encoding="utf-8")).strip()
         except (OSError, UnicodeDecodeError) as failed:
             raise UsageError(f"--api-key-file: {failed}") from failed
-    return ""
+    return found_here
 
 
 def slo(text: str) -> dict[str, float]:

@@ -1,0 +1,118 @@
+"""Configuration of the workers: how many, where, on how many cores. Part of cluster/config.py."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cluster.config_scaling import ReplicasConfig
+from cluster.config_section import Section
+
+DRAIN_MARGIN_S = 15.0  # from the last hand-over until Serve kills
+RAY_RESOURCES = frozenset({"", "CPU", "GPU", "memory", "object_store_memory"})
+
+
+class WorkerRoleConfig(ReplicasConfig):
+    """How many workers one role has, and on which nodes they may run."""
+
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description=(
+            "Custom Ray resources, by name, that each worker of this role takes: it runs only on "
+            "nodes that offer them (ray start --resources), and waits where too few are left. "
+            "Places roles on groups of nodes."
+        ),
+    )
+
+    @field_validator("resources")
+    @classmethod
+    def _ray_takes_the_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name in RAY_RESOURCES:
+                raise ValueError(f"{name!r} is not a custom resource")
+            if not (0 < amount <= 1 or (amount > 1 and amount.is_integer())):
+                raise ValueError(f"{name} is {amount:g}, must be up to 1, or a whole number")
+        return resources
+
+
+class WorkersConfig(Section):
+    """The workers of both roles, and the cores that each gets."""
+
+    prefill: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
+    decode: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
+    cores_per_worker: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description=(
+            "Cores, and so compute threads, of one worker, or of one of its ranks. Workers that "
+            "share cores slow each other down by far more than half."
+        ),
+    )
+    tensor_parallel_size: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description=(
+            "Ranks that each worker of both roles splits the model over, each a process with "
+            "cores_per_worker cores. Must divide the model's KV heads. Blocks of other nodes are "
+            "not pulled with more than one."
+        ),
+    )
+    pin_cores: bool = Field(
+        default=True,
+        description="Bind each worker to cores of its own. Leave it on unless something else does.",
+    )
+    drain_s: float = Field(
+        default=45.0,
+        ge=0,
+        le=86400,
+        description=(
+            "Seconds in which a worker that Serve takes away may finish what it runs; what is left "
+            "then goes on elsewhere, from the tokens so far. Shorter frees nodes sooner; 0 moves "
+            "every stream at once. Where all workers end (stop) there is no elsewhere, and what is "
+            "left is cut."
+        ),
+    )
+    stall_s: float = Field(
+        default=20.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Seconds without a turn of its engine after which a worker gets no new requests, and "
+            "does not count as ready, until it turns again. It must exceed the longest engine step "
+            "(1 to 2 s for 1024 prompt tokens on one core, more with a larger "
+            "engine.max_num_batched_tokens); lower notices a stuck engine sooner. A worker whose "
+            "whole process is silent is given up after 10 s, whatever this is."
+        ),
+    )
+    stall_replace_s: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600,
+        description=(
+            "Seconds without a turn after which the worker is replaced, and its requests go on "
+            "elsewhere. A replacement takes 12 to 17 s and begins with an empty cache."
+        ),
+    )
+
+    @property
+    def cores_each(self) -> int:
+        """Cores of one worker, all its ranks together."""
+        return self.cores_per_worker * self.tensor_parallel_size
+
+    @property
+    def kill_after_s(self) -> float:
+        """Seconds that Serve lets a worker finish."""
+        return self.drain_s + DRAIN_MARGIN_S
+
+    @model_validator(mode="after")
+    def _replaced_after_it_is_avoided(self) -> Self:
+        if self.stall_replace_s < self.stall_s:
+            message = (
+                f"stall_replace_s ({self.stall_replace_s:g}) must be at least stall_s "
+                f"({self.stall_s:g}): a worker is avoided before it is replaced"
+            )
+            raise ValueError(message)
+        return self
