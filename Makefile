@@ -2,9 +2,10 @@
 VENV ?= $(if $(HEADWATER_VENV),$(HEADWATER_VENV),.venv)
 PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
-SOURCES := cluster deployments kvcache loadtests router requirements tests
+SOURCES := cluster deployments helm kvcache loadtests router requirements tests
 
-.PHONY: help check lint format format-check types imports unit sim test e2e chaos test-nodes agreement bench lock clean
+.PHONY: help check lint format format-check types imports unit sim test e2e chaos test-nodes test-helm chart-docs chart-layer \
+        agreement bench lock clean
 
 # BENCH: flags of loadtests.bench, such as BENCH="--only slab".
 BENCH ?=
@@ -27,6 +28,7 @@ format:  ## let ruff format and mend what it can
 types:  ## mypy, strict
 	$(PYTHON) -m mypy
 	$(PYTHON) -m mypy requirements/lock.py
+	$(PYTHON) -m mypy helm/generate.py helm/layer.py helm/files/question.py
 
 imports:  ## who may import whom
 	$(VENV)/bin/lint-imports
@@ -46,6 +48,16 @@ e2e:  ## tests on a whole running cluster
 
 test-nodes:  ## prefill and decode on two Ray nodes; as root, over a network of namespaces too
 	./headwater test tests/e2e/nodes
+
+test-helm:  ## the chart: lint, render and check every values file and a matrix of switches
+	$(PYTHON) -m pytest tests/helm
+
+chart-docs:  ## what is generated in helm/: values.schema.json's config, README's table of values
+	$(PYTHON) -m helm.generate
+
+LAYER_BUILD ?= cpu
+chart-layer:  ## build/headwater-layer.tar.xz, which brings the code to pods of Ray's own image
+	$(PYTHON) helm/layer.py --build $(LAYER_BUILD)
 
 chaos:  ## tests that kill processes, and each fault in each stage with real engines (an hour)
 	./headwater test -m "chaos or matrix"

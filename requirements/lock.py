@@ -59,7 +59,12 @@ class Entry:
 
 
 def compile_inputs(
-    uv: str, source: Path, *, overrides: Path | None = None, constraints: Path | None = None
+    uv: str,
+    source: Path,
+    *,
+    overrides: Path | None = None,
+    constraints: Path | None = None,
+    dependencies: bool = True,
 ) -> list[Entry]:
     """Resolves `source` with uv; raises CalledProcessError when it has no solution."""
     command = [uv, "--quiet", "pip", "compile", "--universal", "--generate-hashes"]
@@ -69,6 +74,8 @@ def compile_inputs(
         command += ["--override", str(overrides)]
     if constraints is not None:
         command += ["--constraint", str(constraints)]
+    if not dependencies:
+        command += ["--no-deps"]
     done = subprocess.run([*command, str(source)], check=True, text=True, stdout=subprocess.PIPE)
     return parse(done.stdout)
 
@@ -187,9 +194,17 @@ def main() -> None:
     write(HERE / "cpu-torch-cuda.lock", cuda, "serve.in")
     write(HERE / "cpu-torch.lock", [cpu_torch(serve)], "serve.in")
 
-    for name in ("test", "plots", "grafana"):
+    for name in ("test", "plots"):
         extra = narrow(compile_inputs(uv, HERE / f"{name}.in", constraints=HERE / "serve.lock"))
         write(HERE / f"{name}.lock", without(extra, serve), f"{name}.in")
+    # Whole: it goes into an environment of its own.
+    grafana = narrow(compile_inputs(uv, HERE / "grafana.in"))
+    write(HERE / "grafana.lock", grafana, "grafana.in")
+
+    chart = compile_inputs(
+        uv, HERE / "helm.in", constraints=HERE / "serve.lock", dependencies=False
+    )
+    write(HERE / "helm.lock", without(narrow(chart), serve), "helm.in")
 
     overrides = HERE / "gpu.override.txt"
     gpu = narrow(compile_inputs(uv, HERE / "gpu.in", overrides=overrides))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.workers.model_work import model_work
 from tests.contract.engine_harness import SERVED_MODEL, Harness
 
 pytestmark = [
@@ -188,6 +190,27 @@ def test_a_step_says_how_much_it_computed_and_when_nothing_could_run(harness: Ha
     assert not result.pending_io
     assert [output.request_id for output in result.outputs] == [name]
     harness.run()
+
+
+def test_steps_say_what_attention_had_to_look_at(harness: Harness) -> None:
+    harness.forget()
+    harness.add(harness.long_prompt(300), harness.params(max_tokens=2, ignore_eos=True))
+    steps = [harness.engine.step() for _ in range(3)]
+    assert [step.scheduled_tokens for step in steps] == [256, 44, 1]
+    assert [step.scheduled_contexts for step in steps] == [256, 300, 301]
+    pairs = [256 * 128, 44 * (300 - 22), 300.5]
+    assert [step.scheduled_pairs for step in steps] == pytest.approx(pairs)
+    harness.run()
+
+
+def test_a_models_work_is_counted_from_its_files_as_the_engine_has_it(harness: Harness) -> None:
+    from deployments.engine.inprocess import _runner_of
+
+    engine = harness.engine
+    work = model_work(Path(engine.settings.model_path), engine.settings.dtype)
+    parameters = _runner_of(engine._core).model.parameters()
+    assert work.read_weights == sum(weight.numel() for weight in parameters)
+    assert work.kv_bytes_token * engine.settings.block_size == engine.layout.slot_bytes
 
 
 def test_an_aborted_request_gives_nothing_more_and_frees_its_blocks(harness: Harness) -> None:

@@ -91,9 +91,10 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         MEMBERS.replace(DEPLOYMENT, members)
         stack.callback(MEMBERS.replace, DEPLOYMENT, [])
         ingress: Any = LocalIngress.__new__(LocalIngress)
-        await ingress.__init__(_settings(tmp_path / "secret"), NoHandle(), NoHandle())
+        await ingress.__init__(settings_of(tmp_path / "secret"), NoHandle(), NoHandle())
         app = await ingress.__serve_build_asgi_app__()
         stack.callback(ingress._client.close)
+        stack.callback(ingress._access.close)
         http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://ingress")
         yield World(ingress, await stack.enter_async_context(http), workers)
         ingress._client._llm.shutdown()
@@ -106,7 +107,7 @@ async def _worker(role: str) -> AsyncIterator[Worker]:
         yield running
 
 
-def _settings(secret: Path) -> IngressSettings:
+def settings_of(secret: Path) -> IngressSettings:
     return IngressSettings(
         front_end=FrontEndSettings(
             model_path=os.environ[MODEL_VARIABLE],

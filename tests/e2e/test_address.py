@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,10 +75,63 @@ def test_it_serves_on_a_running_ray_cluster_and_leaves_it_running(
         assert body["usage"]["completion_tokens"] == 6
         assert cluster.record(trace)["outcome"] == "finished"
         pids = [w["pid"] for w in cluster.status()["workers"]]
+        refuses_what_would_replace_it(cluster, others_ray, tmp_path / "second")
+        assert [w["pid"] for w in cluster.status()["workers"]] == pids
     assert not any(_runs(pid) for pid in pids)
-    # The cluster goes on; what was deployed to it is gone.
+    left_of_it = actors_at(others_ray)
+    assert "agent:" not in left_of_it
+    assert "directory:" not in left_of_it
+
+
+def refuses_what_would_replace_it(cluster: Cluster, address: str, state_dir: Path) -> None:
+    """A second configuration, whether it could start or not, while requests come."""
+    tried = {
+        (): "already, and replacing it would interrupt its requests",
+        ("--model", str(state_dir / "nothing")): str(state_dir / "nothing"),
+        ("--set", "engine.max_num_seqs=0"): "engine.max_num_seqs",
+    }
+    answered, is_over = [], threading.Event()
+
+    def ask() -> None:
+        while not is_over.wait(0.5):
+            answered.append(complete(cluster, prompt(20, 5100), max_tokens=4, ignore_eos=True)[0])
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for flags, said in tried.items():
+                before = len(answered)
+                refused = command("serve", address, state_dir, *flags)
+                assert refused.returncode != 0
+                assert said in refused.stderr
+                wait_until(
+                    lambda n=before: len(answered) > n or asking.done(),
+                    timeout_s=60,
+                    what="answers",
+                )
+        finally:
+            is_over.set()
+        asking.result()  # raises what a request met
+
+
+def command(
+    name: str, address: str, state_dir: Path, *more: str
+) -> subprocess.CompletedProcess[str]:
+    """One of our commands at that Ray cluster."""
+    words = [name, "--port", "0", "--address", address, "--state-dir", str(state_dir), *more]
+    return subprocess.run(
+        [sys.executable, "-m", "cluster.cli", *words],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+
+
+def actors_at(address: str) -> str:
+    """The named actors of a Ray cluster that runs."""
     names = subprocess.run(
-        [sys.executable, "-c", LIST_ACTORS, others_ray],
+        [sys.executable, "-c", LIST_ACTORS, address],
         env={**os.environ, **LOCAL_ENVIRONMENT},
         capture_output=True,
         text=True,
@@ -83,8 +139,26 @@ def test_it_serves_on_a_running_ray_cluster_and_leaves_it_running(
         check=True,
     ).stdout
     assert "CONNECTED" in names
-    assert "agent:" not in names
-    assert "directory:" not in names
+    return names
+
+
+def test_what_a_killed_serve_command_left_is_taken_away_by_stop(
+    others_ray: str, tmp_path: Path
+) -> None:
+    with serving(tmp_path, "--address", others_ray, "--kv-mib", "96") as cluster:
+        pids = [w["pid"] for w in cluster.status()["workers"]]
+        os.kill(json.loads((tmp_path / "running.json").read_text())["pid"], signal.SIGKILL)
+        # Nobody is there to tell the agents: the application goes on until it is taken away.
+        assert complete(cluster, prompt(30, 5200), max_tokens=2)[0]["usage"]["prompt_tokens"] == 30
+        stopped = command("stop", others_ray, tmp_path)
+        assert stopped.returncode == 0, stopped.stderr
+        wait_until(lambda: not any(_runs(pid) for pid in pids), timeout_s=60, what="workers to end")
+        again = command("stop", others_ray, tmp_path)
+        assert again.returncode != 0
+        assert f"the Ray cluster at {others_ray} has no application" in again.stderr
+    left_of_it = actors_at(others_ray)
+    assert "agent:" not in left_of_it
+    assert "SERVE_CONTROLLER" not in left_of_it, "that serve command had started it"
 
 
 LIST_ACTORS = """

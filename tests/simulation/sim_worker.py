@@ -97,6 +97,7 @@ class SimEngineLoop(EngineLoop):
             scheduled_tokens=tokens,
             scheduled_requests=batch,
             scheduled_pairs=0.0,
+            scheduled_contexts=0,
             short_of_blocks=False,
         )
         now_s = self._clock()

@@ -29,8 +29,8 @@ def endpoint() -> Iterator[fake_endpoint.Endpoint]:
         yield running
 
 
-def client_of(endpoint: fake_endpoint.Endpoint, **options: str) -> HttpClient:
-    return HttpClient(endpoint.url, no_kill, **options)
+def client_of(endpoint: fake_endpoint.Endpoint) -> HttpClient:
+    return HttpClient(endpoint.url, no_kill)
 
 
 def event(tokens: list[int], *, prompt: list[int] | None = None) -> str:
@@ -97,9 +97,12 @@ def test_a_refusal_gives_the_endpoints_words(endpoint: fake_endpoint.Endpoint) -
         client_of(endpoint).complete(QUESTION)
 
 
-def test_an_api_key_goes_with_every_question(endpoint: fake_endpoint.Endpoint) -> None:
+def test_an_api_key_goes_with_every_question(
+    endpoint: fake_endpoint.Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_API_KEY", "k-1")
     endpoint.answers.append(fake_endpoint.stream(answer(0)))
-    client_of(endpoint, api_key="k-1").complete(QUESTION)
+    client_of(endpoint).complete(QUESTION)
     assert [given["authorization"] for given in endpoint.headers] == ["Bearer k-1"] * 2
 
 

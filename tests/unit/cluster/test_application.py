@@ -11,12 +11,14 @@ from cluster.config import (
     Config,
     EngineConfig,
     ModelConfig,
-    WorkerRoleConfig,
-    WorkersConfig,
+    StateConfig,
 )
+from cluster.config_keys import KeysConfig
 from cluster.config_links import LinksConfig
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
+from cluster.config_workers import WorkerRoleConfig, WorkersConfig
+from deployments.edge.key_file import KeySettings
 from deployments.flow.flow_types import Role
 from deployments.links.listening import ListenSettings
 from kvcache.connector.config import ConnectorConfig
@@ -72,6 +74,20 @@ def test_the_ingress_knows_how_tenants_are_named() -> None:
         args = BuildArguments(config=config, model_path="/m", secret_file="/s")
         (settings, *_) = build(args)._bound_deployment.init_args
         assert (settings.tenant_header, settings.tenant_keys_file) == told
+
+
+def test_the_ingress_knows_where_the_keys_are_and_whether_they_must_be_there(
+    tmp_path: Path,
+) -> None:
+    named = KeysConfig(file=Path("keys/k.json"), reload_s=0.5)
+    state = StateConfig(dir=tmp_path)
+    for config, told in (
+        (Config(keys=named), KeySettings(str(Path.cwd() / "keys/k.json"), True, 0.5)),  # noqa: FBT003
+        (Config(state=state), KeySettings(str(tmp_path / "keys.json"), False, 1.0)),  # noqa: FBT003
+    ):
+        args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+        (settings, *_) = build(args)._bound_deployment.init_args
+        assert settings.keys == told
 
 
 def test_workers_and_agents_listen_where_the_links_do_and_share_the_secrets_file() -> None:

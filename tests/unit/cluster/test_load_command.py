@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from cluster import cli, running
+from deployments.edge.keys import local_operator_key
 from loadtests.load import cli as load
 from loadtests.load.flags import Here
 from loadtests.load.stub_server import MODEL, Script
 from tests.unit.loadtests.load.stub_thread import stub
 
+SECRET = b"the cluster's own secret"
+OPERATOR = local_operator_key(SECRET)
 ONE = ("--token-ids", "1000:2000", "--input-tokens", "8", "--output-tokens", "2", "--requests", "1")
 
 
@@ -44,6 +47,31 @@ def test_a_url_needs_nothing_that_runs_here(tmp_path: Path) -> None:
         words = ["load", f"--state-dir={tmp_path / 'none'}", "run", *ONE, "--url", url]
         assert cli.main(words) == 0
     assert len(server.log) == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"), [("hw-mine", "Bearer hw-mine"), ("", f"Bearer {OPERATOR}")]
+)
+def test_it_has_a_key_for_the_cluster_that_runs_here(
+    environment: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_API_KEY", environment)
+    (tmp_path / "secret").write_bytes(SECRET)
+    with stub(Script()) as (server, url):
+        running_at(url, tmp_path)
+        assert cli.main(["load", "run", *ONE, "--state-dir", str(tmp_path)]) == 0
+    assert server.log[0].headers["authorization"] == expected
+
+
+@pytest.mark.parametrize("flag", [(), ("--api-key-env", "OTHER")])
+def test_a_server_that_a_url_names_gets_the_key_that_is_meant_for_it(
+    flag: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_API_KEY", "hw-mine")
+    monkeypatch.setenv("OTHER", "hw-other")
+    with stub(Script()) as (server, url):
+        assert cli.main(["load", "run", *ONE, f"--url={url}", *flag]) == 0
+    assert server.log[0].headers["authorization"] == f"Bearer hw-{'other' if flag else 'mine'}"
 
 
 def test_nothing_that_runs_here_is_one_line_that_says_what_to_do(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config import Config, StateConfig, WorkerRoleConfig, WorkersConfig
+from cluster.config import Config, StateConfig
+from cluster.config_workers import WorkerRoleConfig, WorkersConfig
 from cluster.local_ray import _local_arguments
 
 

@@ -43,12 +43,14 @@ def pins(lock: str, environment: dict[str, str]) -> dict[str, str]:
 
 def test_all_locks_are_looked_at() -> None:
     assert {path.name for path in LOCKS} >= {
+        "helm.lock",
         "serve.lock",
         "cpu-torch.lock",
         "cpu-torch-cuda.lock",
         "test.lock",
         "plots.lock",
         "gpu.lock",
+        "grafana.lock",
     }
 
 
@@ -131,6 +133,14 @@ def test_added_locks_agree_with_all_that_they_may_join(environment: dict[str, st
         assert {name: one[name] for name in one.keys() & other.keys()} == {
             name: other[name] for name in one.keys() & other.keys()
         }
+
+
+def test_what_replaces_rays_http_library_is_in_a_lock_of_its_own_alone() -> None:
+    apart = {"grafana-client", "niquests", "urllib3-future"}
+    assert apart <= names("grafana.lock")
+    for path in LOCKS:
+        assert path.name == "grafana.lock" or not apart & names(path.name)
+    assert "charset-normalizer" in names("grafana.lock"), "whole: nothing else is beside it"
 
 
 def test_an_unpinned_or_unhashed_line_is_refused() -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cluster import cli
-from cluster.status_view import Snapshot, draw
+from cluster.status_view import Snapshot, draw, scaling_line
 from tests.terminal import CTRL_C, terminal
 from tests.unit.cluster import fake_endpoint
 from tests.unit.cluster.fake_endpoint import Endpoint
@@ -67,6 +67,25 @@ def test_audits_have_a_line_where_they_are_on_or_there_were_some() -> None:
     assert any("Audits" in line for line in drawn(audits={"share": 0.01, "outcomes": nothing}))
     assert any("Audits" in line for line in drawn(audits={"share": 0.0, "outcomes": outcomes}))
     assert not any("Audits" in line for line in drawn(audits={"share": 0.0, "outcomes": nothing}))
+
+
+def test_what_the_autoscaler_decided_last_has_a_line_with_its_reason_and_the_last_change() -> None:
+    note = {
+        "role": "decode",
+        "replicas": 3,
+        "replicas_min": 1,
+        "replicas_max": 4,
+        "action": "holds",
+        "why": "TPOT 0.1 of 0.2 s",
+        "at_s": 100.0,
+        "last_change": None,
+    }
+    base = "Autoscaling decode: 3, of 1 to 4; holds: TPOT 0.1 of 0.2 s."
+    assert scaling_line(note) == base
+    change = {"before": 2, "after": 3, "why": "TPOT 0.3 of 0.2 s", "at_s": 60.0}
+    told = scaling_line(note | {"last_change": change})
+    assert told == f"{base} 40 s before, 2 to 3 (TPOT 0.3 of 0.2 s)."
+    assert base in drawn(scaling=[note])
 
 
 def test_each_worker_has_a_row_with_its_figures() -> None:

@@ -43,11 +43,42 @@ def test_debian_and_its_kin_are_recognised(text: str, debian: bool, tmp_path: Pa
 def test_root_on_debian_installs_what_is_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    commands: list[list[str]] = []
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: commands.append(words))
+    commands = apt_get_that(monkeypatch, fails_on="nothing")
     test_command.provide([NEED], ci=True, os_release=os_release(tmp_path, "ID=debian\n"))
-    assert commands[-1] == ["apt-get", "install", "-y", "-qq", "no-such-package"]
+    install = ("install", "-y", "-qq", "--no-install-recommends")
+    assert commands[-1] == ["apt-get", *install, "no-such-package"]
+
+
+@pytest.mark.parametrize("step", ["update", "no-such-package"])
+def test_a_package_that_cannot_be_had_is_named_and_the_others_are_installed(
+    step: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    commands = apt_get_that(monkeypatch, fails_on=step)
+    other = test_command.SystemNeed("other-program", "other-package")
+    release = os_release(tmp_path, "ID=debian\n")
+    test_command.provide([NEED, other], ci=False, os_release=release)
+    told = capsys.readouterr().err.partition("the tests need ")[2]
+    assert "no-such-program" in told
+    assert ("other-program" in told) is (step == "update")
+    assert (commands[-1][-1] == "other-package") is (step != "update")
+    with pytest.raises(PrerequisiteError, match="no-such-package"):
+        test_command.provide([NEED, other], ci=True, os_release=release)
+
+
+def apt_get_that(monkeypatch: pytest.MonkeyPatch, *, fails_on: str) -> list[list[str]]:
+    """The commands that root runs, of which one fails; none is run."""
+    commands: list[list[str]] = []
+
+    def run(words: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(words)
+        return subprocess.CompletedProcess(words, 100 if fails_on in words else 0)
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(subprocess, "run", run)
+    return commands
 
 
 def test_elsewhere_what_is_missing_is_named_and_fails_in_ci(

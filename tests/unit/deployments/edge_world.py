@@ -70,6 +70,7 @@ class App:
     scopes: list[Scope] = field(default_factory=list)
     traces: list[str | None] = field(default_factory=list)
     tenants: list[Tenant | None] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     after_body: list[str] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,6 +78,7 @@ class App:
         trace = CURRENT_TRACE.get()
         self.traces.append(None if trace is None else trace.trace_id)
         self.tenants.append(None if trace is None else trace.tenant)
+        self.keys.append(None if trace is None else trace.key)
         body = b""
         while True:
             message = await receive()

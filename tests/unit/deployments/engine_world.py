@@ -82,6 +82,7 @@ class StubEngine:
             scheduled_tokens=tokens,
             scheduled_requests=tokens,
             scheduled_pairs=0.0,
+            scheduled_contexts=0,
             short_of_blocks=False,
             pending_io=False,
             refused=(),

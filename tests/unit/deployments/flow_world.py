@@ -171,8 +171,11 @@ class World:
         )
         self.carry_out(self.flow.submit(intake, self.now_s))
 
-    def lose(self, name: str, *, dies: bool = True) -> None:
-        """The link ends: the worker is dead, or it aborts all that it has (fencing)."""
+    def lose(self, name: str, *, dies: bool = True, is_drained: bool = False) -> None:
+        """The link ends: the worker is dead, or it aborts all that it has (fencing).
+
+        is_drained: Serve had taken it away, so that nothing counts against its requests.
+        """
         worker = self.workers.pop(name)
         if not dies:
             for attempt in list(worker.running):
@@ -183,8 +186,9 @@ class World:
         for client in self.clients.values():
             attempt_now = self.attempt_of(client.job.request_id)
             if attempt_now is not None and attempt_now.worker == name:
-                client.deaths += 1
-        self.carry_out(self.flow.worker_lost(name, "gone", self.now_s))
+                client.deaths += not is_drained
+        is_death = not is_drained
+        self.carry_out(self.flow.worker_lost(name, "gone", self.now_s, is_death=is_death))
 
     def abort(self, request_id: str, *, cancelled: bool) -> None:
         """The front end wants no more."""

@@ -76,6 +76,7 @@ async def worker_end(
     *,
     secret: bytes = SECRET,
     handshake_timeout_s: float = WAIT_S,
+    strangers_max: int = 64,
     ping_interval_s: float = WAIT_S,
     silence_s: float = 6 * WAIT_S,
     backlog_outputs_max: int = 200_000,
@@ -84,6 +85,7 @@ async def worker_end(
     """A listening worker; at the end each ingress that joined has left exactly once."""
     settings = LinkServerSettings(
         handshake_timeout_s=handshake_timeout_s,
+        strangers_max=strangers_max,
         ping_interval_s=ping_interval_s,
         silence_s=silence_s,
         backlog_outputs_max=backlog_outputs_max,

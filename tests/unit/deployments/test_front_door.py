@@ -94,6 +94,35 @@ async def test_a_port_that_somebody_listens_on_is_told_at_once() -> None:
     await door.close()
 
 
+def free_row(count: int) -> DoorAddress:
+    """As many ports in a row that nobody has."""
+    while True:
+        first = free()
+        try:
+            with held(HOST, *range(first.port, first.port + count)):
+                return DoorAddress(HOST, first.port, count)
+        except (OSError, OverflowError):  # one of those that follow is somebody's, or is none
+            continue
+
+
+async def test_ingresses_of_one_node_take_the_ports_in_order_and_a_follower_the_dead_one_s() -> (
+    None
+):
+    begun, go_on, address = asyncio.Event(), asyncio.Event(), free_row(3)
+    go_on.set()
+    with held(HOST, *range(address.port, address.port + 3)):
+        doors = [FrontDoor(address, answering(begun, go_on)) for _ in range(3)]
+        assert [door.port for door in doors] == [address.port + n for n in range(3)]
+        with pytest.raises(OSError, match="in use"):
+            FrontDoor(address, answering(begun, go_on))
+        await doors[1].close()
+        follower = FrontDoor(address, answering(begun, go_on))
+        assert follower.port == doors[1].port
+        assert await ask(DoorAddress(HOST, follower.port)) == "one two"
+        for door in (doors[0], doors[2], follower):
+            await door.close()
+
+
 async def test_a_server_that_ends_unasked_is_a_fault() -> None:
     begun, go_on, address = asyncio.Event(), asyncio.Event(), free()
     door = FrontDoor(address, answering(begun, go_on))

@@ -183,6 +183,19 @@ def test_the_hand_over_is_an_attempt_too_and_is_bounded(world: World) -> None:
     world.check_settled()
 
 
+def test_a_stream_outlives_a_rolling_update_of_more_workers_than_it_may_attempt() -> None:
+    world = World(FlowLimits(worker_deaths_max=1, attempts_max=4))
+    world.limits = FlowLimits(worker_deaths_max=1, attempts_max=100)  # what the world itself checks
+    world.join("p1", "d1")
+    world.submit(Job("r"))
+    world.turn("p1")
+    for number in range(2, 10):
+        world.join(f"d{number}")
+        world.lose(world.at("r"), dies=False, is_drained=True)
+    assert len(world.record("r").attempts) > 4
+    finish(world)
+
+
 # ---- a worker that comes back ---------------------------------------------------------------
 
 

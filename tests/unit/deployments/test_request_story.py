@@ -136,6 +136,11 @@ def test_the_record_as_json_tells_what_was_pulled() -> None:
     assert attempt["kv"]["pull_s"] == 0.012
 
 
+def test_the_record_as_json_tells_what_its_engine_had_cached() -> None:
+    body = as_json(record(prefill(), cached_tokens=96, local_cached_tokens=64))
+    assert (body["cached_tokens"], body["local_cached_tokens"]) == (96, 64)
+
+
 def test_the_record_of_a_request_that_has_only_begun_is_json_too() -> None:
     body = json.loads(json.dumps(as_json(record(lost()))))
     assert body["ttft"] is body["duration_s"] is body["outcome"] is None

@@ -34,6 +34,7 @@ class Ingress:
     changes: list[str] = field(default_factory=list)
     loads: list[frames.Load] = field(default_factory=list)
     pongs: int = 0
+    has_lost_it: bool = False
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -46,6 +47,10 @@ class Ingress:
             self.loads.append(message.load)
             change = self.views.heard("w1", message.load, 0.0)
             self.changes += [change] if change else []
+        self.news.set()
+
+    def lost(self, _running: object) -> None:
+        self.has_lost_it = True
         self.news.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -79,6 +84,7 @@ async def linked(to: Worker) -> AsyncIterator[Ingress]:
     link = await connect(to.port, settings=EAGER)
     ingress.views.joined(link.welcome, MEMBER.node)
     running = asyncio.create_task(link.run(ingress.take))
+    running.add_done_callback(ingress.lost)
     try:
         yield ingress
     finally:
@@ -153,6 +159,33 @@ async def test_a_drain_waits_for_an_engine_that_turns() -> None:
         async with asyncio.timeout(WAIT_S):
             await drain
         assert here.engine.steps == 1
+
+
+async def test_what_a_drain_may_not_finish_is_handed_over_and_released_here() -> None:
+    async with worker() as here, linked(here) as ingress:
+        await here.stick()
+        here.server.received("i2", frames.Submit("next", "decode", b"next", [], None))
+        drain = asyncio.create_task(here.server.drain(stall_s=60.0, finish_s=5.0))
+        await ingress.until(lambda: ingress.pongs > 20)  # its links would be closed by now
+        assert not drain.done()
+        here.clock.now_s += 5.0  # no standstill yet, but the time that it had
+        await ingress.until(lambda: ingress.has_lost_it)
+        here.engine.may_step.set()  # the step it is in ends, and nothing of it is lost
+        async with asyncio.timeout(WAIT_S):
+            await drain
+        assert here.server.loop.idle
+        assert here.engine.steps == 1, "what came later was stopped, not computed"
+
+
+async def test_a_drain_that_may_finish_nothing_hands_everything_over_at_once() -> None:
+    async with worker() as here, linked(here) as ingress:
+        await here.stick()
+        drain = asyncio.create_task(here.server.drain(stall_s=60.0, finish_s=0.0))
+        await ingress.until(lambda: ingress.has_lost_it)
+        here.engine.may_step.set()
+        async with asyncio.timeout(WAIT_S):
+            await drain
+        assert here.server.loop.idle
 
 
 async def test_reports_count_the_prompts_and_what_caches_had_of_them() -> None:
