@@ -6,15 +6,19 @@ Serve itself. It imports no engine: replicas do.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
+from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from ray import serve
+from ray import cloudpickle, serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.deployment import Application
 
+import deployments.scaling
 from cluster.config import MIB, Config, keys_file_of
 from cluster.config_scaling import ScalingConfig
 from cluster.config_workers import WorkerRoleConfig
@@ -64,7 +68,7 @@ def build(args: BuildArguments) -> Application:
         num_replicas=config.http.replicas,
         max_ongoing_requests=INGRESS_ONGOING_MAX,
         health_check_period_s=HEALTH_PERIOD_S,
-        graceful_shutdown_timeout_s=config.http.drain_s,
+        graceful_shutdown_timeout_s=config.http.kill_after_s,
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Ingress))
     settings = IngressSettings(
@@ -86,6 +90,7 @@ def build(args: BuildArguments) -> Application:
         admission=AdmissionSettings(queue_max=config.limits.queue_max_requests),
         body_bytes_max=config.limits.request_body_max_bytes,
         door=_door(config),
+        drain_s=config.http.drain_s,
         is_scaled=config.workers.prefill.scales or config.workers.decode.scales,
         tenant_header=config.tenants.header or "",
         tenant_keys_file=str(config.tenants.keys_file or ""),
@@ -178,7 +183,7 @@ def _size(args: BuildArguments, role: Role, count: WorkerRoleConfig) -> dict[str
 def _autoscaling(
     count: WorkerRoleConfig, scaling: ScalingConfig, kwargs: dict[str, Any]
 ) -> AutoscalingConfig:
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _by_value(deployments.scaling):
         # Serve would have the interval in its environment, for all applications alike.
         warnings.filterwarnings("ignore", ".*metrics_interval_s", DeprecationWarning)
         return AutoscalingConfig(
@@ -192,6 +197,16 @@ def _autoscaling(
             metrics_interval_s=scaling.report_interval_s,
             look_back_period_s=max(scaling.silent_s, 2 * scaling.report_interval_s),
         )
+
+
+@contextlib.contextmanager
+def _by_value(package: ModuleType) -> Iterator[None]:
+    """Meanwhile pickled with all its code: a Serve that others started cannot import ours."""
+    cloudpickle.register_pickle_by_value(package)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(package)
 
 
 def _engine(args: BuildArguments, role: Role) -> EngineSettings:

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cluster.config_keys import KEYS_FILE, KeysConfig
 from cluster.config_links import LinksConfig
 from cluster.config_scaling import ScalingConfig
-from cluster.config_section import Section
+from cluster.config_section import DRAIN_MARGIN_S, Section
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
@@ -179,6 +179,11 @@ class HttpConfig(Section):
     )
 
     @property
+    def kill_after_s(self) -> float:
+        """Seconds that Serve lets an ingress finish."""
+        return self.drain_s + DRAIN_MARGIN_S
+
+    @property
     def ports(self) -> range:
         """Those that ingresses may listen on, on each node. With port 0 none is known yet."""
         return range(self.port, self.port + self.replicas)
@@ -312,7 +317,7 @@ class Config(Section):
     @property
     def drain_s_max(self) -> float:
         """The longest that Serve lets a replica finish."""
-        return max(self.http.drain_s, self.workers.kill_after_s)
+        return max(self.http.kill_after_s, self.workers.kill_after_s)
 
     @field_validator("tenants")
     @classmethod

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
+DRAIN_MARGIN_S = 15.0  # from the end of a replica's own time to finish until Serve kills it
+
 
 class Section(BaseModel):
     """One domain of the configuration."""

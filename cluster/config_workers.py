@@ -7,9 +7,8 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from cluster.config_scaling import ReplicasConfig
-from cluster.config_section import Section
+from cluster.config_section import DRAIN_MARGIN_S, Section
 
-DRAIN_MARGIN_S = 15.0  # from the last hand-over until Serve kills
 RAY_RESOURCES = frozenset({"", "CPU", "GPU", "memory", "object_store_memory"})
 
 

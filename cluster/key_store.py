@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.errors import KeysError
+from deployments.edge.key_file import lock_beside
 from deployments.edge.keys import (
     KEYS_MAX,
     LOCAL_OPERATOR,
@@ -95,7 +96,7 @@ class KeyStore:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        lock = self.path.with_name(f"{self.path.name}.lock")
+        lock = lock_beside(self.path)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)

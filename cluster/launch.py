@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster.ask import get_json
 from cluster.config import Config
-from cluster.errors import AnswerError, StartError
+from cluster.errors import AnswerError, ClusterError, StartError
 from cluster.ports import is_behind_proxy
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = AP
     _refuse_one_address_for_all(config)
     if serve_runs():
         _refuse_other_address(config)
-        if app not in serve.status().applications:
-            _end_actors(app)  # left by a serve command that was killed
+    if not is_deployed(app):
+        _end_actors(app)  # left by a serve command that was killed
     if is_behind_proxy(config):
         serve.start(http_options={"host": config.http.host, "port": config.http.port})
     else:
@@ -180,35 +180,54 @@ def is_ready(endpoint: str) -> bool:
 def take_down(*, app: str = APP, serve_is_ours: bool = False, drain_s: float = 60.0) -> None:
     """End the application, its agents and directory, and Serve itself if we started it.
 
-    drain_s: the longest that a replica may take to finish; Serve kills it then.
+    drain_s: the longest that a replica may take to finish; Serve kills it then. Raises ClusterError
+    where the application stands after that: its replicas still need agents and directory.
     """
     from ray import serve
 
     from deployments.scaling.notes import forget
 
-    if serve_runs():
+    if is_deployed(app):
         # Blocking, it raises after 60 s, whatever replicas may take.
         serve.delete(app, _blocking=False)
         deadline_s = time.monotonic() + drain_s + END_MARGIN_S
-        while app in serve.status().applications and time.monotonic() < deadline_s:
+        while is_deployed(app):
+            if time.monotonic() > deadline_s:
+                message = (
+                    f"Serve has not ended the application {app} after "
+                    f"{drain_s + END_MARGIN_S:.0f} s; its controller's log says why"
+                )
+                raise ClusterError(message)
             time.sleep(POLL_S)
-    else:
-        serve_is_ours = False
     _end_actors(app)
     forget(app)
-    if serve_is_ours and not serve.status().applications:
+    if serve_is_ours and serve_runs() and not serve.status().applications:
         serve.shutdown()
+
+
+def has_actors(app: str = APP) -> bool:
+    """Whether agents or a directory of the application are there."""
+    return bool(_actors_of(app))
+
+
+def _actors_of(app: str) -> list[dict[str, str]]:
+    import ray
+
+    return [
+        entry
+        for entry in ray.util.list_named_actors(all_namespaces=True)
+        if entry["name"] == f"directory:{app}" or entry["name"].startswith(f"agent:{app}:")
+    ]
 
 
 def _end_actors(app: str) -> None:
     """End the agents and the directory of an application."""
     import ray
 
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        name = entry["name"]
-        if name == f"directory:{app}" or name.startswith(f"agent:{app}:"):
-            actor = ray.get_actor(name, namespace=entry["namespace"])
-            if name.startswith("agent:"):
+    for entry in _actors_of(app):
+        with contextlib.suppress(ValueError):  # it has just ended by itself
+            actor = ray.get_actor(entry["name"], namespace=entry["namespace"])
+            if entry["name"].startswith("agent:"):
                 with contextlib.suppress(ray.exceptions.RayError):
                     ray.get(actor.close.remote(), timeout=AGENT_CLOSE_TIMEOUT_S)
             ray.kill(actor, no_restart=True)

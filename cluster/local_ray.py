@@ -146,7 +146,7 @@ def _someone_listens(address: str) -> None:
     what = "that is not HOST:PORT"
     try:
         if host and port.isascii() and port.isdecimal():
-            with socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S):
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_TIMEOUT_S):
                 return
     except (OSError, OverflowError) as failed:
         what = getattr(failed, "strerror", None) or str(failed)

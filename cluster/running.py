@@ -6,15 +6,19 @@ own is what our commands make their operator's key of (credentials.py).
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cluster import credentials
-from cluster.errors import NotRunningError
+from cluster.errors import NotRunningError, PrerequisiteError
 
 FILE = "running.json"
+LOCK = "serve.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Running:
 
     logs: folder of Ray's logs, where the Ray cluster is ours.
     more_endpoints: of further ingresses, each with requests of its own.
+    ray_address: of another's Ray cluster. began_serve: there was no Serve on it before us.
+    end_s: the longest that an orderly end takes.
     """
 
     pid: int
@@ -33,7 +39,9 @@ class Running:
     model: str
     logs: str | None = None
     more_endpoints: list[str] = field(default_factory=list)
-    serve_began_at: str | None = None  # another's Ray cluster on which we started Serve
+    ray_address: str | None = None
+    began_serve: bool = False
+    end_s: float = 120.0
 
     @property
     def endpoints(self) -> list[str]:
@@ -47,6 +55,21 @@ def started_ticks(pid: int) -> int | None:
     from deployments.node.core_claims import started
 
     return started(pid)
+
+
+@contextlib.contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """From before anything is started until all has ended. Raises PrerequisiteError."""
+    with (state_dir / LOCK).open("w") as lock:  # the kernel lets it go however we end
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as taken:
+            message = (
+                f"another serve command starts or ends in {state_dir}: wait for it, or give this "
+                "one its own --state-dir and --port"
+            )
+            raise PrerequisiteError(message) from taken
+        yield
 
 
 def write(state_dir: Path, running: Running) -> None:
@@ -78,6 +101,8 @@ def read(state_dir: Path) -> Running:
     return found
 
 
-def forget(state_dir: Path) -> None:
-    """We run no longer."""
-    (state_dir / FILE).unlink(missing_ok=True)
+def forget(state_dir: Path, pid: int) -> None:
+    """That one runs no longer; another's file stays."""
+    found = last(state_dir)
+    if found is not None and found.pid == pid:
+        (state_dir / FILE).unlink(missing_ok=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 SUMMARY = "start the cluster and answer until Ctrl-C"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+END_MARGIN_S = 60.0  # for agents, Serve and Ray to end
 QUESTION = "What is the capital of France, and what is it known for?"
 
 
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     _listen_to_signals()
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(running.only_one(config.state.dir))
             if not is_behind_proxy(config):
                 stack.enter_context(held(config.http.host, *config.http.ports))
             _run(config, began_s)
@@ -80,54 +82,56 @@ def _run(config: Config, began_s: float) -> None:
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
     with ray_cluster(config) as cluster:
         launch.refuse_second(config)
-        serve_is_ours = not launch.serve_runs()
+        began_serve = not cluster.ours and not launch.serve_runs()
         _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
-            _serve(config, Path(model.path), secret, cluster, began_s)
+            me = _myself(config, cluster, began_serve=began_serve)
+            running.write(config.state.dir, me)
+            _serve(config, Path(model.path), secret, me, began_s)
             signal.pause()
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
         finally:
-            launch.take_down(
-                serve_is_ours=serve_is_ours and not cluster.ours, drain_s=config.drain_s_max
-            )
-            running.forget(config.state.dir)
+            _ignore_signals()  # what was started has to end, also after a start that failed
+            launch.take_down(serve_is_ours=began_serve, drain_s=config.drain_s_max)
+            running.forget(config.state.dir, os.getpid())
     say("Stopped.")
 
 
-def _serve(
-    config: Config,
-    model_path: Path,
-    secret: Path,
-    cluster: RayCluster,
-    began_s: float,
-) -> None:
+def _myself(config: Config, cluster: RayCluster, *, began_serve: bool) -> running.Running:
     from cluster import launch
 
-    dashboard, logs = cluster.dashboard, cluster.logs
     ports = config.http.ports[:1] if is_behind_proxy(config) else config.http.ports
     endpoint, *more = [f"http://{_reachable(config.http.host)}:{port}" for port in ports]
-    me = running.Running(
+    return running.Running(
         pid=os.getpid(),
         started_ticks=running.started_ticks(os.getpid()) or 0,
         endpoint=endpoint,
-        dashboard=dashboard,
+        dashboard=cluster.dashboard,
         app=launch.APP,
         model=config.model.served,
-        logs=logs,
+        logs=cluster.logs,
         more_endpoints=more,
-        serve_began_at=None if launch.serve_runs() else config.ray.address,
+        ray_address=config.ray.address,
+        began_serve=began_serve,
+        end_s=config.drain_s_max + launch.END_MARGIN_S + END_MARGIN_S,
     )
-    running.write(config.state.dir, me)
+
+
+def _serve(
+    config: Config, model_path: Path, secret: Path, me: running.Running, began_s: float
+) -> None:
+    from cluster import launch
+
     launch.deploy(config, model_path, secret)
-    for each in (endpoint, *more):
-        launch.wait_ready(each, say, logs=logs)
+    for each in me.endpoints:
+        launch.wait_ready(each, say, logs=me.logs)
     say(f"Ready after {time.monotonic() - began_s:.0f} s.\n")
     say(f"Q: {QUESTION}")
     sys.stdout.write("A: ")
-    answer = ask(endpoint, config.model.served, QUESTION, sys.stdout.write)
+    answer = ask(me.endpoint, config.model.served, QUESTION, sys.stdout.write)
     say(f"\n   (first token after {answer.ttft_s * 1e3:.0f} ms; request {answer.trace_id})\n")
-    _show(config, [endpoint, *more], dashboard, answer.trace_id)
+    _show(config, me.endpoints, me.dashboard, answer.trace_id)
 
 
 def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id: str) -> None:
@@ -137,11 +141,12 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
         '"messages": [{"role": "user", "content": "Hello!"}]}'
     )
     keys = keys_file_of(config)
+    is_closed = config.keys.file is not None or keys.exists()
     say(f"Endpoint:   {endpoint}/v1   (OpenAI-compatible)")
     for each in more:
         say(f"            {each}/v1")
     say(f"Live page:  {endpoint}/headwater/live")
-    if keys.exists():
+    if is_closed:
         say(f"Access:     with an API key of {keys} (./headwater keys list)")
     elif config.http.host not in LOOPBACK_HOSTS:
         say("Access:     open to whoever reaches it; ./headwater keys add NAME closes it")
@@ -151,7 +156,7 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
         if place:
             say(f"            its token is in {place}")
     say(f"Try it:     curl -N {endpoint}/v1/chat/completions \\")
-    if keys.exists():
+    if is_closed:
         say(f'              -H "authorization: Bearer ${KEY_VARIABLE}" \\')
     say(f"              -H 'content-type: application/json' -d '{body}'")
     say("Next:       ./headwater status")
@@ -166,9 +171,13 @@ def _listen_to_signals() -> None:
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     """First signal: an orderly end, from wherever we are; later ones do not disturb it."""
+    _ignore_signals()
+    raise KeyboardInterrupt(number)
+
+
+def _ignore_signals() -> None:
     for known in ENDING_SIGNALS:
         signal.signal(known, signal.SIG_IGN)
-    raise KeyboardInterrupt(number)
 
 
 def _refuse_second(config: Config) -> None:
@@ -206,12 +215,16 @@ def _refuse_bad_folders(config: Config) -> None:
 
 def _refuse_bad_keys(config: Config) -> None:
     """Raises PrerequisiteError: an ingress would not start with them, half a minute later."""
-    from deployments.edge.key_file import KeyFile, KeySettings
+    from deployments.edge.key_file import KeyFile, KeySettings, had_keys, lock_beside
 
     if config.ray.address is not None:
         return  # the file is on the nodes that have an ingress
+    path = keys_file_of(config)
+    if config.keys.file is None and not path.exists() and had_keys(path):
+        say(f"{path} is gone: the endpoint is open again.")
+        lock_beside(path).unlink()
     try:
-        KeyFile(KeySettings(str(keys_file_of(config)), required=config.keys.file is not None))
+        KeyFile(KeySettings(str(path), required=config.keys.file is not None))
     except RuntimeError as unusable:
         raise PrerequisiteError(f"{unusable} (./headwater keys list looks too)") from unusable
 

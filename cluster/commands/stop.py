@@ -1,7 +1,7 @@
 """`headwater stop`: ends the running serve command, and through it all that it started.
 
 Where that command was killed, on a Ray cluster that somebody else started (--address), its
-application goes on: then that is taken away.
+application goes on: then that is taken away, whoever's command it was.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from cluster.config import Config
 from cluster.errors import ClusterError, NotRunningError
 
 SUMMARY = "stop the running cluster"
-STOP_TIMEOUT_S = 120.0
 POLL_S = 0.1
 REPEAT_S = 10.0
 
@@ -28,15 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Signal it and wait until it is gone. Raises NotRunningError."""
+    """Signal it and wait until it is gone. Raises NotRunningError, ClusterError."""
     config = config_sources.load(arguments).config
-    state_dir = config.state.dir
+    state_dir, address = config.state.dir, config.ray.address
     try:
         found = running.read(state_dir)
     except NotRunningError:
-        if config.ray.address is None:
+        if address is None:
             raise
-        return _take_away(config, config.ray.address)
+        return _take_away(config, address)
+    if address not in {None, found.ray_address}:  # what runs here is somewhere else
+        return _take_away(config, str(address))
     sys.stdout.write(f"Stopping {found.endpoint} (pid {found.pid}).\n")
     sys.stdout.flush()
     try:
@@ -47,12 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"pid {found.pid} is another user's: stop it as that user, or as root"
         raise ClusterError(message) from refused
     began_s = told_s = time.monotonic()
-    deadline_s = began_s + STOP_TIMEOUT_S
+    deadline_s = began_s + found.end_s
     while running.started_ticks(found.pid) == found.started_ticks:
         if time.monotonic() > deadline_s:
             message = (
-                f"pid {found.pid} has not ended after {STOP_TIMEOUT_S:.0f} s: streams may still "
-                f"be draining; end it at once with: kill -9 {found.pid}"
+                f"pid {found.pid} has not ended after {found.end_s:.0f} s, longer than "
+                f"its requests may take to finish; end it at once with: kill -9 {found.pid}"
             )
             raise ClusterError(message)
         if time.monotonic() - told_s >= REPEAT_S:
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             sys.stdout.write(f"[{told_s - began_s:4.0f} s] Running requests may finish.\n")
             sys.stdout.flush()
         time.sleep(POLL_S)
-    running.forget(state_dir)
+    running.forget(state_dir, found.pid)
     sys.stdout.write("Stopped.\n")
     return 0
 
@@ -71,15 +72,16 @@ def _take_away(config: Config, address: str) -> int:
     from cluster.local_ray import ray_cluster
 
     with ray_cluster(config):
-        if not launch.is_deployed():
+        if not launch.is_deployed() and not launch.has_actors():
             raise NotRunningError(f"the Ray cluster at {address} has no application of Headwater's")
         sys.stdout.write(f"Taking the application away from the Ray cluster at {address}.\n")
         sys.stdout.flush()
         last = running.last(config.state.dir)
-        launch.take_down(
-            serve_is_ours=last is not None and last.serve_began_at == address,
-            drain_s=config.drain_s_max,
-        )
-        running.forget(config.state.dir)
+        if last is not None and last.ray_address != address:
+            last = None
+        began_serve = last is not None and last.began_serve
+        launch.take_down(serve_is_ours=began_serve, drain_s=config.drain_s_max)
+        if last is not None:
+            running.forget(config.state.dir, last.pid)
     sys.stdout.write("Stopped.\n")
     return 0

@@ -43,13 +43,13 @@ class DoorAddress:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection: ends where a request's head grows, or takes, without bound."""
+    """One connection: ends where a head grows, or takes, without bound, or where a body stops."""
 
-    head_timeout_s = HEAD_TIMEOUT_S
+    head_timeout_s = HEAD_TIMEOUT_S  # for a whole head, or from one part of a body to the next
 
     _unread_bytes = 0  # since the parser last got further
     _in_body = False
-    _head_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that never begins is as slow as one that never ends."""
@@ -58,7 +58,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Its timer must not outlive it."""
-        self._head_is_there()
+        self._await_nothing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -69,41 +69,52 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._unread_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._give_up(_TOO_LARGE)
-        elif self._unread_bytes > 0 and not self._in_body and self._head_timer is None:
+        elif self._unread_bytes > 0 and not self._in_body and self._timer is None:
             self._await_head()
 
     def on_message_begin(self) -> None:
         """A head's first byte."""
         super().on_message_begin()
-        if self._head_timer is None:
+        if self._timer is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
         """Its last."""
         self._unread_bytes, self._in_body = 0, True
-        self._head_is_there()
+        self._await_body()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """A part of the body, which the application bounds."""
         self._unread_bytes = 0
+        self._await_body()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The whole request."""
         self._unread_bytes, self._in_body = 0, False
+        self._await_nothing()
         super().on_message_complete()
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+        self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
 
-    def _head_is_there(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _await_body(self) -> None:
+        self._await_nothing()
+        self._timer = self.loop.call_later(self.head_timeout_s, self._body_is_late)
+
+    def _await_nothing(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _body_is_late(self) -> None:
+        """Its answer may have begun, or ended: nobody waits for the rest."""
+        self._timer = None
+        self.transport.close()
 
     def _head_is_late(self) -> None:
-        self._head_timer = None
+        self._timer = None
         if self._is_answering():
             self._await_head()  # what came early, while an answer runs, may wait for its end
         elif not self.transport.is_closing():
@@ -147,10 +158,10 @@ class FrontDoor:
         error = None if self._serving.cancelled() else self._serving.exception()
         return f"the HTTP server has ended: {error or 'without an error'}"
 
-    async def close(self) -> None:
-        """Let nobody in; returns when the last running answer has ended."""
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Let nobody in; returns when the last running answer has ended, or after timeout_s."""
         self._server.should_exit = True
-        await asyncio.wait([self._serving])
+        await asyncio.wait([self._serving], timeout=timeout_s)
         self._socket.close()  # the server's own end may have been another
 
 

@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send, route_path
 from deployments.edge.http_answer import Answer, Exchange
-from deployments.edge.http_errors import ApiError, of_failure
-from deployments.edge.key_gate import HOLDER, Holder
+from deployments.edge.http_errors import ApiError, choices_in, of_failure
+from deployments.edge.key_gate import HOLDER, Holder, Refused
 from deployments.edge.lone_surrogates import lone_surrogate
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
 
@@ -169,6 +169,8 @@ class HttpEdge:
             await refused.refuse(ApiError(413, message, "request_too_large"))
         elif (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
             await refused.refuse(error)
+        elif generates and (over := _beyond_its_key(scope, body)) is not None:
+            await refused.refuse(over.error, over.headers)
         elif not generates:
             await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))
         elif (refusal := self._events.admit(trace.trace_id, len(body))) is not None:
@@ -353,6 +355,15 @@ def _outlives_its_request(body: bytes) -> bool:
     """
     found = _fields_in(body, b"background")
     return bool(found.get("background")) and isinstance(found.get("store"), str)
+
+
+def _beyond_its_key(scope: Scope, body: bytes) -> Refused | None:
+    """Why its key does not let it have as many answers as it asks for."""
+    holder: Holder | None = scope.get(HOLDER)
+    if holder is None:
+        return None
+    n, prompts = choices_in(body)
+    return holder.asks_for(n * prompts)
 
 
 async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:

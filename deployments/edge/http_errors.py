@@ -9,7 +9,6 @@ Called by http_edge.py and http_answer.py. Pure; must not know ASGI, admission o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -117,19 +116,38 @@ def of_failure(code: str, message: str, status: int, path: str, request: bytes |
 
 def too_many_choices(request: bytes, choices_max: int, path: str) -> ApiError | None:
     """The error of a request that asks for more answers at once than could ever run; else None."""
-    try:
-        asked = json.loads(request)
-        prompts = asked.get("prompt")
-        n = int(asked.get("n") or 1)
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
-        return None
-    many = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-    count = len(prompts) if many and prompts and isinstance(prompts[0], str | list) else 1
+    n, count = choices_in(request)
     if n * count <= choices_max:
         return None
     message = f"{n * count} answers at once are more than the {choices_max} that may run."
     param = "n" if n > 1 else "prompt"
     return ApiError(400, message, "invalid_value", None if _is_anthropic(path) else param)
+
+
+def choices_in(request: bytes) -> tuple[int, int]:
+    """Answers that a request asks for, and to how many prompts; 1 of 1 where it cannot be read.
+
+    As vLLM's routes (0.32) have them: n, beside the prompt or in sampling_params; lists of prompts,
+    of conversations (/v1/chat/completions/batch) and of items (/generative_scoring).
+    """
+    try:
+        asked = json.loads(request)
+        sampling = asked.get("sampling_params")
+        told = asked.get("n") or (sampling.get("n") if isinstance(sampling, dict) else None)
+        n = max(1, int(told or 1))
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return 1, 1
+    prompts, batch, items = asked.get("prompt"), asked.get("messages"), asked.get("items")
+    count = max(
+        len(prompts) if _is_list_of(prompts, str, list) else 1,
+        len(batch) if _is_list_of(batch, list) else 1,
+        len(items) if _is_list_of(items, str, list) else 1,
+    )
+    return n, count
+
+
+def _is_list_of(found: object, *kinds: type) -> bool:
+    return isinstance(found, list) and bool(found) and isinstance(found[0], kinds)
 
 
 def _of_fields(status: int, told: dict[str, Any], path: str, request: bytes | None) -> ApiError:

@@ -3,7 +3,8 @@
 Polled by content, without inotify: what replaces the file at once (a rename, a Kubernetes volume's
 link) and what writes into it look the same. A file that cannot be used keeps the last good keys and
 is told in the log, in a metric and in the status. Called by ingress.py. Must not open what was
-closed: a file that goes away, or breaks, never lets anybody in.
+closed: a file that goes away, or breaks, never lets anybody in, also not into an ingress that
+starts then. A serve command that starts without the file opens the endpoint again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from deployments.edge.keys import (
     FILE_BYTES_MAX,
@@ -38,6 +40,16 @@ class KeySettings:
     file: str = ""
     required: bool = False
     reload_s: float = 1.0
+
+
+def lock_beside(path: str | Path) -> Path:
+    """What `./headwater keys` locks. It stays, and so tells that there were keys."""
+    return Path(f"{path}.lock")
+
+
+def had_keys(path: str | Path) -> bool:
+    """Whether a file of keys that is not there has been there."""
+    return lock_beside(path).exists()
 
 
 class KeyFile:
@@ -134,7 +146,7 @@ class KeyFile:
             # Not a file's only: a pipe in its place must not hold us up.
             descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self.table is None and not self._settings.required:
+            if self.table is None and not self._settings.required and not had_keys(path):
                 return None
             raise
         with os.fdopen(descriptor, "rb") as file:

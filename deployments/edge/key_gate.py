@@ -53,27 +53,38 @@ _POLICY_VIOLATION = 1008
 _LIMITS = {
     "requests": "This API key may make {} requests a minute.",
     "tokens": "This API key may use {} tokens a minute.",
-    "concurrent": "This API key may have {} requests running at once.",
+    "concurrent": "This API key may have {} answers at once.",
 }
 Headers = Iterable[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Whose key a request has shown."""
-
-    name: str
-    scope: KeyScope
-    tenant: Tenant
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
+class Refused:
     """Why a request goes no further."""
 
     reason: str
     error: ApiError
     headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+@dataclass(slots=True)
+class Holder:
+    """Whose key a request has shown. answers: how many it has been let in for."""
+
+    name: str
+    scope: KeyScope
+    tenant: Tenant
+    more: Callable[[int], Refused | None]
+    answers: int = 1
+
+    def asks_for(self, answers: int) -> Refused | None:
+        """Its body is known: it wants so many at once. Mutates."""
+        refused = None
+        if answers > self.answers:
+            refused = self.more(answers - self.answers)
+        if refused is None:
+            self.answers = answers
+        return refused
 
 
 class KeyGate:
@@ -120,21 +131,29 @@ class KeyGate:
         try:
             tenant = self._tenants.of_key(entry.tenant, scope["headers"])
         except TenantUnclear as unclear:
-            refused = _Refused("unclear", ApiError(400, str(unclear), "invalid_value"))
+            refused = Refused("unclear", ApiError(400, str(unclear), "invalid_value"))
             await self._refuse(refused, path, method, scope, receive, send)
             return
         use = self._limiter.begin(entry, self._clock())
         if isinstance(use, Exceeded):
             await self._refuse(_of_limit(use), path, method, scope, receive, send)
             return
-        holder = Holder(entry.name, entry.scope, tenant)
+
+        def more(extra: int) -> Refused | None:
+            over = self._limiter.more(entry, use, extra, self._clock())
+            if over is None:
+                return None
+            self.refused[over.limit] += 1
+            return _of_answers(1 + extra, over) if extra >= over.allowed else _of_limit(over)
+
+        holder = Holder(entry.name, entry.scope, tenant, more)
         inner = {**scope, "headers": _without_keys(scope["headers"]), HOLDER: holder}
         try:
             await self._app(inner, receive, send)
         finally:
-            self._limiter.end(use)
+            self._limiter.end(use, holder.answers)
 
-    def _entry_of(self, table: KeyTable, headers: Headers, path: str) -> KeyEntry | _Refused:
+    def _entry_of(self, table: KeyTable, headers: Headers, path: str) -> KeyEntry | Refused:
         """The key of these headers, if it opens this path."""
         given = _Given.of(headers)
         if not given.keys:
@@ -155,7 +174,7 @@ class KeyGate:
 
     async def _refuse(
         self,
-        refused: _Refused,
+        refused: Refused,
         path: str,
         method: str,
         scope: Scope,
@@ -241,24 +260,30 @@ def _without_keys(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [one for one in headers if one[0].lower() not in {AUTHORIZATION, API_KEY}]
 
 
-def _no_key(reason: str, message: str, given: _Given) -> _Refused:
+def _no_key(reason: str, message: str, given: _Given) -> Refused:
     challenge = b'Basic realm="Headwater: an operator\'s key as the password", charset="UTF-8"'
     # A page's own request without a key: the browser tries again with what it was told before.
     asks_again = given.is_page_s_own and not given.keys
     how = challenge if given.wants_page or asks_again else b"Bearer"
     error = ApiError(401, message, "invalid_api_key")
-    return _Refused(reason, error, ((b"www-authenticate", how),))
+    return Refused(reason, error, ((b"www-authenticate", how),))
 
 
-def _forbidden(message: str) -> _Refused:
-    return _Refused("forbidden", ApiError(403, message, "forbidden"))
+def _forbidden(message: str) -> Refused:
+    return Refused("forbidden", ApiError(403, message, "forbidden"))
 
 
-def _of_limit(exceeded: Exceeded) -> _Refused:
+def _of_limit(exceeded: Exceeded) -> Refused:
     seconds = max(1, math.ceil(exceeded.retry_after_s))  # sooner would be refused again
     message = _LIMITS[exceeded.limit].format(exceeded.allowed)
     error = ApiError(429, f"{message} Try again in about {seconds} s.", "rate_limit_exceeded")
-    return _Refused(exceeded.limit, error, ((b"retry-after", str(seconds).encode()),))
+    return Refused(exceeded.limit, error, ((b"retry-after", str(seconds).encode()),))
+
+
+def _of_answers(answers: int, exceeded: Exceeded) -> Refused:
+    """It would never be let in."""
+    message = f"{answers} answers at once are more than this API key may have: {exceeded.allowed}."
+    return Refused(exceeded.limit, ApiError(400, message, "invalid_value"))
 
 
 def as_json(gate: KeyGate, keys: KeyFile, limiter: KeyLimiter, now_s: float) -> dict[str, Any]:

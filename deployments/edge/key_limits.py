@@ -1,8 +1,9 @@
 """What each API key may use: requests and tokens a minute, and requests at once. Pure.
 
-A bucket holds a minute's worth at most. A request is paid for when it begins, its tokens (prompt
-and output, of each choice) when they are known, at its end: the bucket may then be in debt, and the
-key waits until it is not. So a burst is paid back, and the mean over minutes keeps to the limit.
+A bucket holds a minute's worth at most. A request is paid for when it begins, each choice or prompt
+beyond its first as another one, its tokens (prompt and output, of each choice) when they are known,
+at its end: the bucket may then be in debt, and the key waits until it is not. So a burst is paid
+back, and the mean over minutes keeps to the limit.
 Each ingress counts for itself. Called by key_gate.py and ingress.py; the clock is the caller's.
 """
 
@@ -89,10 +90,21 @@ class KeyLimiter:
             use.requests.take(1.0, now_s)
         return use
 
-    def end(self, use: KeyUse) -> None:
-        """A request that was let in is over. Mutates."""
-        assert use.running > 0, "a request ends once"
-        use.running -= 1
+    def more(self, entry: KeyEntry, use: KeyUse, extra: int, now_s: float) -> Exceeded | None:
+        """A request that was let in asks for as many answers more; `end` counts them. Mutates."""
+        limit = entry.limits.concurrent
+        if limit is not None and use.running + extra > limit:
+            use.refused["concurrent"] += 1
+            return Exceeded("concurrent", limit, CONCURRENT_RETRY_S)
+        use.running += extra
+        if use.requests is not None:
+            use.requests.take(float(extra), now_s)
+        return None
+
+    def end(self, use: KeyUse, answers: int = 1) -> None:
+        """A request that was let in is over, with all its answers. Mutates."""
+        assert use.running >= answers, "a request ends once"
+        use.running -= answers
 
     def charge(self, name: str, tokens: int, now_s: float) -> None:
         """Tokens that a request of this key has used; a key that is gone pays nothing. Mutates."""

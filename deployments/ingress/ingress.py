@@ -70,6 +70,7 @@ class IngressSettings:
     keys: KeySettings = field(default_factory=KeySettings)
     records_max: int = 1024
     door: DoorAddress | None = None  # None: clients come through Serve's proxy
+    drain_s: float = 60.0  # in which answers may end once Serve takes this replica away
     is_scaled: bool = False  # whether the number of a role's workers may change
 
 
@@ -207,6 +208,8 @@ class Ingress:
         """200 when a prefill and a decode worker can take a request; 503 with the reasons else."""
         found = self._client.readiness()
         body = {"ready": found.ready, "missing": found.missing, "reasons": found.reasons}
+        if self._access.is_closed:
+            del body["reasons"]  # names and addresses are for the operator: status has them
         return JSONResponse(body, status_code=200 if found.ready else 503)
 
     async def _status(self) -> JSONResponse:
@@ -349,7 +352,7 @@ class Ingress:
         if not hasattr(self, "_client"):
             return
         if self._door is not None:
-            await self._door.close()
+            await self._door.close(self._settings.drain_s)
         self._access.close()
         self._client.close()
 

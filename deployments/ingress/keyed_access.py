@@ -53,7 +53,7 @@ class KeyedAccess:
         def ended(intake: Intake, record: RequestRecord, tokens: Sequence[int]) -> None:
             if before is not None:
                 before(intake, record, tokens)
-            if record.key:
+            if record.key and record.attempts:  # else nothing was computed
                 used = record.prompt_tokens + record.output_tokens
                 self._limiter.charge(record.key, used, time.monotonic())
 
@@ -70,6 +70,11 @@ class KeyedAccess:
             asyncio.create_task(self._publish(), name="key metrics"),
         ]
         return self._gate
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether keys are set."""
+        return self._keys.table is not None
 
     def problems(self) -> list[str]:
         """What works less well than it should, in words."""

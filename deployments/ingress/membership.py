@@ -1,7 +1,7 @@
 """Who the workers are: Serve's replica routing, listened to from inside the ingress.
 
 Serve calls ``update_replicas`` in the ingress process whenever replicas of a worker deployment
-come or go, within 0.2 s. No request ever goes through this router. Read by core_client.
+come or go, within 0.2 s. No request ever goes through this router. Read by worker_links.
 Source: ray/serve/_private/request_router (Ray 2.60). Serve ships this class by value, so shared
 state is imported inside the methods.
 """

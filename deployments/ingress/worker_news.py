@@ -56,9 +56,12 @@ class WorkerNews:
         self._views.leaves(worker, draining=draining)
 
     def lost(self, worker: str, reason: str, now_s: float, *, is_member: bool) -> list[Effect]:
-        """Fence the worker. It died, unless Serve had taken it away, or we were not looking."""
-        self._views.left(worker)
-        is_death = is_member and now_s - self._ticked_s < STALL_TICKS * TICK_S
+        """Fence the worker. It died, unless Serve had taken it away, or we were not looking.
+
+        One whose engine stood had died before Serve took it away: for what ran on it, it counts.
+        """
+        did_stand = self._views.left(worker)
+        is_death = (is_member or did_stand) and now_s - self._ticked_s < STALL_TICKS * TICK_S
         return self._flow.worker_lost(worker, reason, now_s, is_death=is_death)
 
     # ---- workers speak ----------------------------------------------------------------------

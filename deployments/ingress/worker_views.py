@@ -87,11 +87,14 @@ class WorkerViews:
         linked.is_draining = draining
         self._tell(linked)
 
-    def left(self, worker: str) -> None:
-        """The link is gone; the flow takes the worker from the router."""
+    def left(self, worker: str) -> bool:
+        """The link is gone; the flow takes the worker from the router. True: its engine stood."""
         linked = self._linked.pop(worker, None)
-        if linked is not None and linked.agent_problem:
+        if linked is None:
+            return False
+        if linked.agent_problem:
             self._judge_handoff(linked.view.node)
+        return linked.stalled_s > 0
 
     def heard(self, worker: str, load: frames.Load, now_s: float) -> EngineChange | None:
         """Take a worker's word on itself; returns what its engine does, where that is new."""

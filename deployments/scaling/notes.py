@@ -59,10 +59,13 @@ def notes_of(app: str) -> list[dict[str, Any]]:
 
 def forget(app: str) -> None:
     """The application has gone. Blocks."""
-    from ray.experimental.internal_kv import _internal_kv_del
+    try:
+        from ray.experimental.internal_kv import _internal_kv_del
 
-    for role in ROLES:
-        _internal_kv_del(_key(app, role), namespace=NAMESPACE)
+        for role in ROLES:
+            _internal_kv_del(_key(app, role), namespace=NAMESPACE)
+    except Exception:
+        log.exception("the notes of scaling decisions were not taken away")
 
 
 def _key(app: str, role: str) -> bytes:

@@ -2,10 +2,12 @@
 
 Named as import string in the deployment's autoscaling configuration (cluster/application.py). Serve
 calls the instance with its AutoscalingContext and takes (replicas, state). It would also apply
-delays and factors of its own: they are set to do nothing, so that there is one policy. Serve
-ships this module by value: what it keeps between calls is in the state that Serve hands back.
+delays and factors of its own: they are set to do nothing, so that there is one policy. This
+package goes to Serve by value (cluster/application.py), which need not be able to import it: what
+is kept between calls is in the state that Serve hands back.
 Source: ray/serve/autoscaling_policy.py, _private/autoscaling_state.py (Ray 2.60).
-Must not raise where figures are missing, nor wait: the controller waits with it.
+Must not raise where figures are missing, nor wait but for a small write to the GCS, when a note is
+due: the controller waits with it.
 """
 
 from __future__ import annotations

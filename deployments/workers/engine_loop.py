@@ -152,6 +152,10 @@ class EngineLoop:
         self._running = False
         self._inbox.put(lambda: None)
 
+    def wait_ended(self, timeout_s: float) -> None:
+        """Block until the thread has ended its engine, for at most so long."""
+        self._thread.join(timeout_s)
+
     @property
     def idle(self) -> bool:
         """Whether no attempt is at this worker."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.worker")
 
 DRAIN_POLL_S = 0.05
+ENGINE_END_TIMEOUT_S = 5.0
 
 
 class EngineServer:
@@ -86,6 +87,8 @@ class EngineServer:
             await self._while_it_works(stall_s)
         await asyncio.sleep(DRAIN_POLL_S)  # and from the links to the network
         self.loop.stop()
+        if self.loop.stalled_s() <= stall_s:  # the process ends as we return
+            await asyncio.to_thread(self.loop.wait_ended, ENGINE_END_TIMEOUT_S)
 
     async def _while_it_works(self, stall_s: float, *, until_s: float = math.inf) -> None:
         """Return when nothing is here, or the engine stands, or it is until_s."""
