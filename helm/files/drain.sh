@@ -24,7 +24,8 @@ replicas() {
 id=$(node_id | head -n 1)
 id=${id#*=}
 if [ -n "$id" ]; then
-    ray drain-node --address "${RAY_ADDRESS:-auto}" --node-id "$id" \
+    # With a limit of its own: where the head has gone too, Ray waits for it.
+    timeout -k 2 "${HEADWATER_DRAIN_CALL_S:-10}" ray drain-node --address "${RAY_ADDRESS:-auto}" --node-id "$id" \
         --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "its pod is ended" \
         --deadline-remaining-seconds "$timeout_s" ||
         echo "Ray does not drain this node; waiting all the same"

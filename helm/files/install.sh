@@ -48,5 +48,7 @@ if [ "${HEADWATER_BUILD:-cpu}" = cpu ] && ! has_numa; then
     }
 fi
 
+# As many as the container has cores: the node's may be hundreds, and each takes memory.
+export HEADWATER_COMPILE_JOBS=2
 # The launcher makes the environment; the command that it then runs is the lightest.
 exec "$root/code/headwater" config >/dev/null

@@ -30,14 +30,17 @@ that two that differ stay apart.
 {{- end -}}
 {{- end -}}
 
-{{/* 47 is what KubeRay takes for a RayService: its clusters and pods get names made from it. */}}
+{{/*
+KubeRay takes 47 for a RayService: its clusters and pods get names made from it. One less leaves room
+for the label that Redis' StatefulSet gives its pod, its own name and a hash of ten.
+*/}}
 {{- define "headwater.fullname" -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- $text := .Values.fullnameOverride -}}
 {{- if not $text -}}
 {{- $text = ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
 {{- end -}}
-{{- include "headwater.dnsLabel" (dict "text" $text "max" 47) -}}
+{{- include "headwater.dnsLabel" (dict "text" $text "max" 46) -}}
 {{- end -}}
 
 {{- define "headwater.serviceAccountName" -}}

@@ -108,7 +108,6 @@ applications:
     deployments:
       - name: Ingress
         num_replicas: {{ .Values.frontend.replicas }}
-        graceful_shutdown_timeout_s: {{ .Values.drain.timeoutSeconds }}
         ray_actor_options:
           num_cpus: 0
           resources:
