@@ -10,11 +10,11 @@ LOOKS_TIMEOUT_S = 20.0
 
 
 async def shown(page: Page, stub: StubIngress) -> None:
-    """Open the page and wait until it has looked twice."""
+    """Open the page and wait until it has looked."""
     await page.open(stub.url)
     await page.until_shows("#state", "Live")
-    looks = stub.looks
-    await page.until(f"{looks} >= 0 && document.querySelector('#figures div') !== null")
+    await looked(page, stub, 1)
+    await page.until("document.querySelector('#figures div') !== null")
 
 
 async def ask(page: Page, question: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.browser.chromium import Page
-from tests.browser.live import ask, cells, open_way, shown
+from tests.browser.live import LOOKS_TIMEOUT_S, ask, cells, open_way, shown
 from tests.browser.stub_ingress import CUT, StubIngress, answer, failing, first_token, refusing
 from tests.unit.deployments.record_examples import candidate, decision, finished
 
@@ -120,7 +122,8 @@ async def test_stop_ends_the_answer_and_the_server_learns_of_it(
     await page.until_shows("#turns", "One")
     await page.click("#stop")
     await page.until_shows("#turns", "Stopped.")
-    await stub.gone.wait()
+    async with asyncio.timeout(LOOKS_TIMEOUT_S):
+        await stub.gone.wait()
     assert not await page.value("document.querySelector('#send').disabled")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.browser.chromium import Page
-from tests.browser.live import cells, open_way, shown
+from tests.browser.live import cells, looked, open_way, shown
 from tests.browser.stub_ingress import StubIngress
 from tests.unit.cluster.status_examples import NODE, node, unlinked, worker
 from tests.unit.deployments.record_examples import decision, finished, lost, prefill, pulled, record
@@ -92,8 +92,11 @@ async def test_slow_requests_come_first_and_tell_their_story_which_stays_open(
     await page.until_shows(f"{first} summary", "slower-11")
     kept = "[...document.querySelectorAll('#request-rows li')].find((row) => row.dataset.key === "
     assert "prefill on p1" in str(await page.value(f"{kept}'slow').querySelector('pre').innerText"))
+    stub.add("latest", finished())
+    await looked(page, stub, 2)
+    assert "latest" not in await page.text(f"{first} summary")
     await page.click("#requests input[value=newest]")
-    await page.until_shows(f"{first} summary", "slower-11")
+    await page.until_shows(f"{first} summary", "latest")
 
 
 async def test_a_listed_request_shows_its_way(page: Page, stub: StubIngress) -> None:

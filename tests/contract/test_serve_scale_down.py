@@ -99,7 +99,7 @@ def test_scaling_down_while_replicas_start_keeps_those_that_answer(tmp_path: Pat
         capture_output=True,
         text=True,
         check=False,
-        timeout=170,
+        timeout=400,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "kept 2" in done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Streamed, body_of, raw_stream, stream
-from tests.e2e.conftest import Cluster, ledger_faults, serving
+from tests.e2e.conftest import START_TIMEOUT_S, Cluster, ledger_faults, serving
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 USERS = 6
 SHORT_TOKENS, LONG_TOKENS = 48, 600
-SCALED_TIMEOUT_S = 120.0
+SCALED_TIMEOUT_S = START_TIMEOUT_S  # a worker starts while others compute
 SETTINGS = {
     "workers.decode.replicas_max": 2,
     "workers.drain_s": 2,
@@ -95,15 +95,15 @@ def test_decode_grows_and_shrinks_with_its_load_and_streams_of_a_leaving_worker_
                 what=lambda: f"a second decode worker: {note(scaled)}",
             )
             wait_until(
-                lambda: all(one["running"] for one in decoders(scaled)),
+                lambda: len(both := decoders(scaled)) == 2 and all(one["running"] for one in both),
                 timeout_s=SCALED_TIMEOUT_S,
                 what="work for the second worker",
             )
             grown = note(scaled)  # before the load goes, and with it the worker
+            long = [threads.submit(ask, scaled, seed, LONG_TOKENS) for seed in (1, 2)]
         finally:
             enough.set()
         short = [answer for one in users for answer in one.result()]
-        long = [threads.submit(ask, scaled, seed, LONG_TOKENS) for seed in (1, 2)]
         wait_until(
             lambda: len(decoders(scaled)) == 1,
             timeout_s=SCALED_TIMEOUT_S,

@@ -24,12 +24,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 PROMPT = "Tell of the lighthouse and of its keeper, who counts the ships. " * 12
 WAIT_S = 30.0
+STREAM_TIMEOUT_S = 180.0
 NAMES = {
     "ann": ("team", KeyScope.API, KeyLimits()),
     "ben": ("team", KeyScope.API, KeyLimits()),
     "cara": ("cara", KeyScope.API, KeyLimits()),
     "dora": ("dora", KeyScope.API, KeyLimits(tokens_per_min=20)),
-    "evan": ("evan", KeyScope.API, KeyLimits(requests_per_min=2)),
+    "evan": ("evan", KeyScope.API, KeyLimits(requests_per_min=1)),
     "fay": ("fay", KeyScope.API, KeyLimits(concurrent=1)),
     "boss": ("boss", KeyScope.OPERATOR, KeyLimits()),
 }
@@ -46,7 +47,7 @@ class Keyed:
     def headers(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys.get(name, name)}"} if name else {}
 
-    def get(self, path: str, name: str = "") -> httpx.Response:
+    def get(self, path: str | httpx.URL, name: str = "") -> httpx.Response:
         return self.cluster.http.get(path, headers=self.headers(name))
 
     def ask(self, name: str, prompt: str = PROMPT, **more: Any) -> httpx.Response:
@@ -68,7 +69,13 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Iterato
     with serving(state, "--dtype", "float32") as cluster:  # its greeting is asked with a key
         yield Keyed(cluster, store, keys)
         cluster.http.headers["authorization"] = f"Bearer {keys['boss']}"
-        assert ledger_faults(cluster) == []
+        faults = ["not looked yet"]
+
+        def clean() -> bool:
+            faults[:] = ledger_faults(cluster)
+            return not faults
+
+        wait_until(clean, timeout_s=WAIT_S, what=lambda: f"clean ledger: {faults}")
 
 
 def cached(answer: httpx.Response) -> int:
@@ -78,8 +85,9 @@ def cached(answer: httpx.Response) -> int:
 
 def test_nothing_but_health_and_readiness_answers_without_a_key(keyed: Keyed) -> None:
     assert keyed.get("/health").status_code == keyed.get("/ready").status_code == 200
-    paths = ["/v1/models", "/headwater/status", "/metrics", "/docs", "/nothing", "/", "//health"]
-    for path in paths:
+    paths = ["/v1/models", "/headwater/status", "/metrics", "/docs", "/nothing", "/"]
+    odd = httpx.URL(keyed.cluster.endpoint).copy_with(raw_path=b"//health")
+    for path in [*paths, odd]:
         assert keyed.get(path).status_code == 401, path
         assert keyed.get(path, "hw-wrong").status_code == 401, path
     assert keyed.ask("").status_code == keyed.ask("hw-wrong").status_code == 401
@@ -115,8 +123,8 @@ def test_tokens_are_counted_as_the_answers_tell_them_and_bound_the_next(keyed: K
 
 
 def test_a_request_too_many_is_told_when_to_come_back(keyed: Keyed) -> None:
-    answers = [keyed.ask("evan", "Hi", max_tokens=1) for _ in range(3)]
-    assert [answer.status_code for answer in answers[:2]] == [200, 200]
+    answers = [keyed.ask("evan", "Hi", max_tokens=1) for _ in range(2)]
+    assert answers[0].status_code == 200
     assert answers[-1].status_code == 429
     assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
 
@@ -140,13 +148,15 @@ def test_one_stream_at_a_time_until_it_ends_and_a_revoked_key_s_stream_ends_in_p
     streaming.start()
     assert begun.wait(WAIT_S)
     assert keyed.ask("fay", "Hi").status_code == 429
+    assert keyed.ask("fay", "Hi", n=2).status_code == 429
     keyed.store.revoke("fay")
 
     def is_out() -> bool:
         return keyed.ask("fay", "Hi").status_code == 401
 
     wait_until(is_out, timeout_s=WAIT_S, what="the revoked key to be refused")
-    streaming.join(WAIT_S)
+    streaming.join(STREAM_TIMEOUT_S)
+    assert not streaming.is_alive()
     assert "data: [DONE]" in left
     assert keyed.ask("ann", "Hi").status_code == 200
 
@@ -165,11 +175,17 @@ def test_our_own_commands_have_a_key(keyed: Keyed, monkeypatch: pytest.MonkeyPat
     assert demo.returncode == 0, demo.stderr
 
 
+WRONG = "hw-planted-wrong-key"
+
+
 def test_no_log_no_command_line_and_no_file_holds_a_key(keyed: Keyed) -> None:
+    for name in ("ann", "boss", WRONG):  # each has been seen
+        keyed.ask(name, "Hi", max_tokens=1)
+        keyed.get("/headwater/status", name)
     state = keyed.cluster.state_dir
     secret = (state / "secret").read_bytes().strip()
     planted = [key.encode() for key in keyed.keys.values()]
-    planted += [secret, local_operator_key(secret).encode()]
+    planted += [WRONG.encode(), secret, local_operator_key(secret).encode()]
     planted += [digest_of(key.encode()).hex().encode() for key in keyed.keys.values()]
     looked_at, guilty = 0, list[str]()
     folders = [state, keyed.cluster.ray_session() / "logs"]

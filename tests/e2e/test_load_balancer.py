@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from cluster.ports import held, listen_briefly
 from tests.e2e.client import Streamed, body_of, stream
-from tests.e2e.conftest import Cluster, serving
+from tests.e2e.conftest import START_TIMEOUT_S, Cluster, serving
 from tests.e2e.corpus import prompt
 from tests.loadbalancer.balancers import Balancer, balancer, is_there
 from tests.waiting import wait_until
@@ -27,11 +27,11 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.skipif(not is_there("haproxy"), reason="haproxy is not installed"),
+    pytest.mark.skipif(not is_there("haproxy"), reason="missing: haproxy"),
 ]
 
 TOKENS = 40
-BACK_TIMEOUT_S = 120.0
+BACK_TIMEOUT_S = START_TIMEOUT_S
 
 
 def two_free_ports() -> int:

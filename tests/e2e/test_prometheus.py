@@ -116,17 +116,20 @@ def settled(cluster: Cluster, seen: Prometheus) -> Books:
     """The books, once Prometheus says of each outcome what the ingress says."""
     status = cluster.status()
     told = {n: c for n, c in status["requests"]["outcomes"].items() if c}
-    prompts = sum(one.get("prompt_tokens_total", 0) for one in status["workers"])
+    prompts = {one["prompt_tokens_total"] for one in status["workers"]} - {0}
     books = Books.read(seen)
 
     def same() -> bool:
         nonlocal books
-        books = Books.read(seen)
-        mine = {name: count for name, count in books.outcomes.items() if count}
-        # Ingresses that are gone counted too: ours is what is left of the status.
-        enough = all(mine.get(name, 0) >= count for name, count in told.items())
-        enough = enough and books.engines_prompts >= prompts  # the engines tell last
-        return enough and books.in_flight == 0 and sum(books.outcomes.values()) == books.received
+        # By process: counters of those that are gone stay, and may never come out even.
+        ingresses: dict[str, dict[str, int]] = {}
+        for labels, value in seen.samples(ingress.ENDED.exported):
+            if value:
+                ingresses.setdefault(labels["WorkerId"], {})[labels["outcome"]] = round(value)
+        engines = {round(value) for value in seen.by(worker.PROMPTS.exported, "WorkerId").values()}
+        books = Books.read(seen)  # last: not older than what is waited for
+        known = not told or told in ingresses.values()
+        return known and prompts <= engines and books.in_flight == 0
 
     wait_until(same, timeout_s=REPORTED_S, what=lambda: f"prometheus to say {told}, not {books}")
     return books

@@ -95,7 +95,7 @@ def kind(request: pytest.FixtureRequest) -> str:
     """`./headwater test` installs both where it may."""
     name = str(request.param)
     if not is_there(name):
-        pytest.skip(f"{name} is not installed")
+        pytest.skip(f"missing: {name}")
     return name
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,29 @@ def deployments_of(config: Config) -> dict[str, Any]:
     """Each worker deployment by name, with the settings that it is bound to."""
     args = BuildArguments(config=config, model_path="/m", secret_file="/s")
     return {role: _worker(args, role)._bound_deployment for role in Role}
+
+
+def test_a_serve_without_our_code_can_load_the_scaling_policy_and_ask_it(tmp_path: Path) -> None:
+    decode = WorkerRoleConfig(replicas=1, replicas_max=2)
+    found = deployments_of(Config(workers=WorkersConfig(decode=decode)))[Role.DECODE]
+    policy = found._deployment_config.autoscaling_config.policy
+    (tmp_path / "policy").write_bytes(policy.get_serialized_policy_def())
+    program = """
+import sys
+from types import SimpleNamespace
+from ray import cloudpickle
+
+kwargs = eval(sys.argv[2])
+made = cloudpickle.loads(open(sys.argv[1], "rb").read())(**kwargs)
+made._tell = lambda note: print(note.action, note.why)
+context = SimpleNamespace(policy_state={}, current_time=1.0, target_num_replicas=1,
+                          raw_metrics={}, running_replicas=[])
+print(made(context)[0], [name for name in sys.modules if name.startswith("deployments")])
+"""
+    command = [sys.executable, "-I", "-c", program, tmp_path / "policy", repr(policy.policy_kwargs)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["holds no worker runs yet", "1 []"]
 
 
 def test_each_role_takes_its_own_resources_besides_its_cores() -> None:

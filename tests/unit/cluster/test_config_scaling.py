@@ -48,7 +48,7 @@ def test_several_ingresses_have_a_port_each_from_the_first_on() -> None:
     assert list(http.ports) == [9000, 9001, 9002]
     arguments = BuildArguments(config=Config(http=http), model_path="/m", secret_file="/s")
     bound = build(arguments)._bound_deployment
-    assert bound._deployment_config.graceful_shutdown_timeout_s == 5
+    assert bound._deployment_config.graceful_shutdown_timeout_s == http.kill_after_s == 20
     (settings, *_) = bound.init_args
     assert bound.num_replicas == 3
     assert (settings.door.port, settings.door.ports) == (9000, 3)

@@ -132,6 +132,18 @@ def test_it_installs_once_and_hands_over(clone: Clone) -> None:
     assert clone.installed() == []
 
 
+def test_where_all_is_there_nothing_is_written_beside_it_as_an_image_may_forbid(
+    clone: Clone,
+) -> None:
+    assert clone.run("config").returncode == 0
+    lock = clone.folder / ".venv.lock"
+    lock.unlink()
+    lock.mkdir()  # cannot be opened for writing, by root neither
+    again = clone.run("config")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert clone.run("test").returncode != 0
+
+
 def test_it_works_through_a_symlink_and_from_another_folder(clone: Clone, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -58,6 +58,18 @@ async def test_a_door_that_closes_lets_nobody_in_and_the_answer_that_runs_end() 
     go_on.set()
     assert await asked == "one two"
     await closing
+
+
+async def test_an_answer_that_takes_longer_than_a_closing_door_waits_is_not_awaited() -> None:
+    begun, go_on, address = asyncio.Event(), asyncio.Event(), free()
+    door = FrontDoor(address, answering(begun, go_on))
+    asked = asyncio.create_task(ask(address))
+    await begun.wait()
+    await door.close(0.01)
+    assert not asked.done()
+    go_on.set()
+    assert await asked == "one two"
+    await door.close()
     assert door.fault() is None
 
 

@@ -26,6 +26,7 @@ GOOD = (
     f"POST {CHAT} HTTP/1.1\r\nhost: h\r\nauthorization: Bearer {ANN}\r\n"
     "content-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
 ).encode()
+KEY_LINE = f"authorization: Bearer {ANN}\r\n".encode()
 UPGRADE = (
     b"GET /v1/realtime HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
@@ -205,6 +206,22 @@ async def test_a_second_head_that_is_slow_is_dropped_after_the_first_s_answer(
     async with site(tmp_path, Impatient) as door:
         answer = await door.send(GOOD + b"GET / HT", ends=False)
         assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+@pytest.mark.parametrize("part", [b"", b"{"])
+async def test_a_body_that_stops_is_not_awaited_for_ever(
+    part: bytes,
+    has_key: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: h\r\ncontent-length: 1000000\r\n"
+    if has_key:
+        head += KEY_LINE
+    async with site(tmp_path, Impatient) as door:
+        answer = await door.send(head + b"\r\n" + part, ends=False)
+        assert answer == b"" if has_key else answer.startswith(b"HTTP/1.1 401 ")
+        assert door.app.scopes == []
 
 
 class Waiting(App):

@@ -7,6 +7,7 @@ from deployments.edge.http_errors import (
     SERVER_FAILED,
     ApiError,
     body_of,
+    choices_in,
     event_of,
     of_failure,
     read_error,
@@ -232,6 +233,23 @@ def test_more_answers_than_may_ever_run_are_a_mistake(body: dict[str, Any], para
     error = too_many_choices(json.dumps(body).encode(), 24, "/v1/completions")
     assert error is not None
     assert (error.status, error.code, error.param) == (400, "invalid_value", param)
+
+
+@pytest.mark.parametrize(
+    ("body", "asks"),
+    [
+        (b'{"n": 3, "prompt": ["a", "b"]}', (3, 2)),
+        (b'{"sampling_params": {"n": 3}}', (3, 1)),
+        (b'{"messages": [[{}], [{}]], "n": 2}', (2, 2)),
+        (b'{"messages": [{}, {}]}', (1, 1)),
+        (b'{"items": ["a", "b", "c"]}', (1, 3)),
+        (b'{"n": -4}', (1, 1)),
+        (b'{"n": "x"}', (1, 1)),
+        (b"{", (1, 1)),
+    ],
+)
+def test_answers_are_counted_as_vllm_makes_them(body: bytes, asks: tuple[int, int]) -> None:
+    assert choices_in(body) == asks
 
 
 @pytest.mark.parametrize(

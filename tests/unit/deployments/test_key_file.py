@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.key_store import KeyStore
 from deployments.edge.key_file import KeyFile, KeySettings
-from deployments.edge.keys import KeyTable, local_operator, local_operator_key
+from deployments.edge.keys import KeyLimits, KeyScope, KeyTable, local_operator, local_operator_key
 from tests.unit.deployments.key_world import ANN, BEN, SECRET, Clock, entry, everybody, write
 from tests.waiting import wait_until_async
 
@@ -148,6 +149,15 @@ def test_without_a_file_all_is_open_until_one_comes_and_never_again(tmp_path: Pa
     assert opens(keys, ANN)
     assert not opens(keys, BEN)
     assert keys.problem
+
+
+def test_an_ingress_that_starts_after_the_file_has_gone_does_not_open_what_was_closed(
+    tmp_path: Path,
+) -> None:
+    KeyStore(tmp_path / "keys.json").add("ann", "ann", KeyScope.API, KeyLimits())
+    (tmp_path / "keys.json").unlink()
+    with pytest.raises(RuntimeError, match="No such file"):
+        keys_of(tmp_path / "keys.json", required=False)
 
 
 def test_a_first_file_that_is_broken_closes_to_all_but_the_operator(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ async def test_a_tenant_is_its_key_s_and_a_proxy_s_header_chooses_within_it(tmp_
     ("limits", "words"),
     [
         (KeyLimits(requests_per_min=1), "1 requests a minute"),
-        (KeyLimits(concurrent=1), "1 requests running at once"),
+        (KeyLimits(concurrent=1), "1 answers at once"),
         (KeyLimits(tokens_per_min=1), "1 tokens a minute"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from deployments.edge.key_gate import KeyGate
+from deployments.edge.key_limits import KeyUse
 from deployments.edge.keys import KeyLimits
 from deployments.edge.tenants import Tenants
 from tests.unit.deployments.edge_world import (
@@ -41,6 +43,31 @@ async def test_the_application_works_for_the_key_s_tenant_and_the_record_has_its
     tenants = Tenants(SECRET)
     assert app.keys == ["ann", "ben"]
     assert app.tenants == [tenants.of_key("team", ()), tenants.of_key("ben", ())]
+
+
+async def test_as_many_answers_as_a_key_may_have_whatever_requests_they_are_of(
+    tmp_path: Path,
+) -> None:
+    app, limits = App(), KeyLimits(concurrent=3)
+    world = gated(tmp_path, everybody(limits), edge_round(app, Events()))
+
+    async def status_of(body: dict[str, Any]) -> int:
+        answer = await ask(
+            world.gate,  # type: ignore[arg-type]
+            json.dumps(ASKED | body).encode(),
+            scope=with_headers(bearer(ANN)),
+        )
+        return answer.status
+
+    assert await status_of({"n": 3}) == 200
+    assert await status_of({"n": 4}) == 400  # it never could
+    assert len(app.scopes) == 1
+    use = world.limiter.begin(entry("ann", ANN, limits=limits), world.clock())
+    assert isinstance(use, KeyUse)  # one runs
+    assert await status_of({"n": 3}) == 429
+    assert await status_of({"n": 2}) == 200
+    assert use.running == 1
+    assert world.gate.refused["concurrent"] == 2
 
 
 def openai_client(gate: KeyGate, key: str) -> openai.AsyncOpenAI:

@@ -57,6 +57,20 @@ def test_tokens_are_paid_for_afterwards_and_a_debt_is_waited_for() -> None:
     let_in(limiter, who, 60.1)
 
 
+def test_answers_beyond_the_first_are_requests_too() -> None:
+    limiter, who = KeyLimiter(), ann(concurrent=4, requests_per_min=6)
+    use = let_in(limiter, who, 0.0)
+    over = limiter.more(who, use, 4, 0.0)
+    assert over is not None and (over.limit, over.allowed) == ("concurrent", 4)
+    assert use.running == 1
+    assert limiter.more(who, use, 3, 0.0) is None
+    assert refused(limiter, who, 0.0).limit == "concurrent"
+    limiter.end(use, 4)
+    for _ in range(2):
+        limiter.end(let_in(limiter, who, 0.0))
+    assert refused(limiter, who, 0.0).limit == "requests"  # six were used
+
+
 def test_requests_at_once_are_bounded_until_one_ends() -> None:
     limiter, who = KeyLimiter(), ann(concurrent=2)
     first, _ = let_in(limiter, who, 0.0), let_in(limiter, who, 0.0)

@@ -12,8 +12,8 @@ from deployments.edge.key_file import KeySettings
 from deployments.edge.key_gate import REFUSALS
 from deployments.edge.keys import KeyScope
 from deployments.edge.tenants import Tenants
-from deployments.flow.flow_types import Intake, Outcome
-from deployments.flow.request_record import RecordStore, RequestRecord
+from deployments.flow.flow_types import Intake, Outcome, Role
+from deployments.flow.request_record import AttemptRecord, RecordStore, RequestRecord
 from deployments.ingress.keyed_access import KeyedAccess
 from deployments.measures import ingress_list as named
 from tests.unit.deployments.key_world import ANN, SECRET, Behind, ask, bearer, everybody, write
@@ -32,10 +32,14 @@ def access(path: Path, counts: EdgeCounts | None = None) -> KeyedAccess:
     return KeyedAccess(settings, SECRET, Tenants(SECRET), "m", counts or EdgeCounts())
 
 
-def ended(records: RecordStore, key: str, prompt: int, output: int) -> None:
+def ended(
+    records: RecordStore, key: str, prompt: int, output: int, *, attempted: bool = True
+) -> None:
     intake = Intake("r", "t", "m", prompt, (), 5, 0, 4096, 0.0, 0.0, None, key=key)
     record = RequestRecord.of(intake)
     record.output_tokens = output
+    if attempted:
+        record.attempts.append(AttemptRecord("a", "w", Role.PREFILL, "new", 0.0, 0))
     records.ended(intake, record, ())
 
 
@@ -54,12 +58,13 @@ async def test_a_request_that_ends_pays_with_its_tokens_and_is_told_to_the_other
     assert (await ask(gate, API, bearer(ANN), method="POST")).status == 200
     ended(records, "ann", 100, 7)
     ended(records, "ann", 10, 0)
+    ended(records, "ann", 5000, 0, attempted=False)  # no worker was there
     ended(records, "", 1000, 1000)  # of nobody's
     ended(records, "gone", 1, 1)
     told = {one["name"]: one for one in keys.as_json(0.0)["keys"]}
     assert told["ann"]["tokens_total"] == 117
     assert told["ben"]["tokens_total"] == 0
-    assert len(heard) == 4
+    assert len(heard) == 5
     keys.close()
 
 

@@ -79,6 +79,13 @@ def test_a_worker_that_serve_took_away_is_not_dead() -> None:
     assert ingress.goes_on(ingress.news.lost(worker, "closed", TICK_S, is_member=False))
 
 
+def test_a_worker_that_serve_took_away_since_its_engine_stood_is_dead() -> None:
+    ingress = Ingress()
+    worker = ingress.submit("r").worker
+    ingress.news.load(worker, frames.Load(stalled_s=STALL_S + 1.0), 0.2)
+    assert not ingress.goes_on(ingress.news.lost(worker, "closed", TICK_S, is_member=False))
+
+
 def test_an_ingress_that_stood_still_calls_nobody_dead() -> None:
     ingress = Ingress()
     worker = ingress.submit("r").worker
