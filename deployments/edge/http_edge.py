@@ -169,7 +169,7 @@ class HttpEdge:
             await refused.refuse(ApiError(413, message, "request_too_large"))
         elif (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
             await refused.refuse(error)
-        elif generates and (over := _beyond_its_key(scope, body)) is not None:
+        elif generates and (over := self._beyond_its_key(scope, body)) is not None:
             await refused.refuse(over.error, over.headers)
         elif not generates:
             await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))
@@ -197,6 +197,16 @@ class HttpEdge:
             except TenantUnclear as unclear:
                 error = ApiError(400, str(unclear), "invalid_value")
         return error
+
+    def _beyond_its_key(self, scope: Scope, body: bytes) -> Refused | None:
+        """Why its key does not let it have as many answers as it asks for."""
+        holder: Holder | None = scope.get(HOLDER)
+        if holder is None or not holder.counts_answers:
+            return None
+        n, prompts = choices_in(body)
+        if self._choices_max is not None and n * prompts > self._choices_max:
+            return None  # vLLM refuses it whole
+        return holder.asks_for(n * prompts)
 
     async def _generate(
         self,
@@ -355,15 +365,6 @@ def _outlives_its_request(body: bytes) -> bool:
     """
     found = _fields_in(body, b"background")
     return bool(found.get("background")) and isinstance(found.get("store"), str)
-
-
-def _beyond_its_key(scope: Scope, body: bytes) -> Refused | None:
-    """Why its key does not let it have as many answers as it asks for."""
-    holder: Holder | None = scope.get(HOLDER)
-    if holder is None:
-        return None
-    n, prompts = choices_in(body)
-    return holder.asks_for(n * prompts)
 
 
 async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:

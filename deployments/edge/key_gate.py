@@ -69,11 +69,15 @@ class Refused:
 
 @dataclass(slots=True)
 class Holder:
-    """Whose key a request has shown. answers: how many it has been let in for."""
+    """Whose key a request has shown.
+
+    counts_answers: their number matters to a limit of its. answers: how many it was let in for.
+    """
 
     name: str
     scope: KeyScope
     tenant: Tenant
+    counts_answers: bool
     more: Callable[[int], Refused | None]
     answers: int = 1
 
@@ -146,7 +150,9 @@ class KeyGate:
             self.refused[over.limit] += 1
             return _of_answers(1 + extra, over) if extra >= over.allowed else _of_limit(over)
 
-        holder = Holder(entry.name, entry.scope, tenant, more)
+        limits = entry.limits
+        counts = limits.concurrent is not None or limits.requests_per_min is not None
+        holder = Holder(entry.name, entry.scope, tenant, counts, more)
         inner = {**scope, "headers": _without_keys(scope["headers"]), HOLDER: holder}
         try:
             await self._app(inner, receive, send)
