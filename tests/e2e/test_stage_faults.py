@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.client import complete
 from tests.e2e.conftest import START_TIMEOUT_S, Cluster
-from tests.e2e.stage_faults import TOKENS, held, hit, token_ids
+from tests.e2e.stage_faults import TOKENS, Held, held, hit, token_ids
 from tests.leaks.matrix import CELLS, Fault, Stage
 from tests.waiting import wait_until
 
@@ -40,6 +40,11 @@ def cells() -> list[object]:
     ]
 
 
+def notes_of(one: Held) -> list[str]:
+    """What the ingress's log says of it."""
+    return [what for _, subject, what in one.cluster.event_log() if one.name in subject]
+
+
 @pytest.mark.parametrize(("stage", "fault"), cells())
 def test_a_fault_in_a_stage_with_real_engines_leaves_nothing_behind(
     cluster: Cluster, stage: Stage, fault: Fault
@@ -48,17 +53,21 @@ def test_a_fault_in_a_stage_with_real_engines_leaves_nothing_behind(
     wait_until(cluster.is_ready, timeout_s=START_TIMEOUT_S, what="ready")
     with held(cluster, stage, seed) as one:
         hit(one, fault)
+        if fault is Fault.CLIENT_ABORT:
+            wait_until(
+                lambda: f"abort in stage {stage.seen_by_ingress}" in notes_of(one),
+                timeout_s=START_TIMEOUT_S,
+                what=lambda: f"the abort while it is held: {notes_of(one)}",
+            )
         one.go_on()
         if fault not in {Fault.CLIENT_ABORT, Fault.INGRESS_KILLED}:
             one.raw.read_until(lambda got: b"data: [DONE]" in got)
     wait_until(cluster.is_ready, timeout_s=START_TIMEOUT_S, what="ready again")
-    notes = [what for _, subject, what in cluster.event_log() if one.name in subject]
-    if fault is Fault.CLIENT_ABORT:
-        assert f"abort in stage {stage.seen_by_ingress}" in notes
-    elif fault is Fault.INGRESS_KILLED:
+    notes = notes_of(one)
+    if fault is Fault.INGRESS_KILLED:
         assert notes == []  # another life
         assert b"data: [DONE]" not in one.raw.received
-    else:
+    elif fault is not Fault.CLIENT_ABORT:
         expected, _ = complete(cluster, one.ids, max_tokens=TOKENS, ignore_eos=True)
         assert token_ids(one.raw) == expected["choices"][0]["token_ids"]
         given = [note.split()[2] for note in notes if note.startswith("submitted")]

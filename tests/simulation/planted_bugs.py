@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant(
         "a lost worker's missing agent is remembered",
         "deployments.ingress.worker_views:WorkerViews.left",
-        "if linked is not None and linked.agent_problem:",
+        "if linked.agent_problem:",
         "if False:",
     ),
     Mutant(

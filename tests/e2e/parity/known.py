@@ -71,6 +71,7 @@ OUR_ROUTES = (
     "/headwater/status",
     "/headwater/ledger",
     "/headwater/events",
+    "/headwater/live/requests",
     "/headwater/requests",
     "/headwater/requests/{trace_id}",
 )
