@@ -19,7 +19,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.deployment import Application
 
 import deployments.scaling
-from cluster.config import MIB, Config, keys_file_of
+from cluster.config import MIB, Config, keys_are_set, keys_file_of
 from cluster.config_scaling import ScalingConfig
 from cluster.config_workers import WorkerRoleConfig
 from cluster.ports import is_behind_proxy
@@ -96,7 +96,7 @@ def build(args: BuildArguments) -> Application:
         tenant_keys_file=str(config.tenants.keys_file or ""),
         keys=KeySettings(
             file=str(keys_file_of(config)),
-            required=config.keys.file is not None or keys_file_of(config).exists(),
+            required=keys_are_set(config),
             reload_s=config.keys.reload_s,
         ),
     )

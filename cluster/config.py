@@ -335,3 +335,8 @@ class Config(Section):
 def keys_file_of(config: Config) -> Path:
     """The file of API keys, which need not be there."""
     return (config.keys.file or config.state.dir / KEYS_FILE).absolute()
+
+
+def keys_are_set(config: Config) -> bool:
+    """Whether a cluster that starts now is closed: a file that is named has to be there."""
+    return config.keys.file is not None or keys_file_of(config).exists()

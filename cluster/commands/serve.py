@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
 from cluster.ask import ask
-from cluster.config import Config, keys_file_of
+from cluster.config import Config, keys_are_set, keys_file_of
 from cluster.credentials import KEY_VARIABLE
 from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
@@ -141,7 +141,7 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
         '"messages": [{"role": "user", "content": "Hello!"}]}'
     )
     keys = keys_file_of(config)
-    is_closed = config.keys.file is not None or keys.exists()
+    is_closed = keys_are_set(config)
     say(f"Endpoint:   {endpoint}/v1   (OpenAI-compatible)")
     for each in more:
         say(f"            {each}/v1")

@@ -192,13 +192,18 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     running: Cluster = request.getfixturevalue("cluster")
     wait_until(running.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
+    wait_clean(running)
+
+
+def wait_clean(cluster: Cluster, timeout_s: float = LEDGER_TIMEOUT_S) -> None:
+    """Until everything is at its baseline; AssertionError that names what is not."""
     faults = ["not looked yet"]
 
     def clean() -> bool:
-        faults[:] = ledger_faults(running)
+        faults[:] = ledger_faults(cluster)
         return not faults
 
-    wait_until(clean, timeout_s=LEDGER_TIMEOUT_S, what=lambda: f"clean ledger: {faults}")
+    wait_until(clean, timeout_s=timeout_s, what=lambda: f"clean ledger: {faults}")
 
 
 def ledger_faults(cluster: Cluster) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.client import Streamed, body_of, raw_stream, stream
-from tests.e2e.conftest import START_TIMEOUT_S, Cluster, ledger_faults, serving
+from tests.e2e.conftest import START_TIMEOUT_S, Cluster, serving, wait_clean
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
@@ -118,13 +118,7 @@ def test_decode_grows_and_shrinks_with_its_load_and_streams_of_a_leaving_worker_
     assert shrunk["replicas"] == 1 and shrunk["last_change"]["before"] == 2
     assert "Autoscaling decode: 1, of 1 to 2" in scaled.cli("status", "--once").stdout
     check_long(scaled, answers)
-    faults = ["not looked yet"]
-
-    def clean() -> bool:
-        faults[:] = ledger_faults(scaled)
-        return not faults
-
-    wait_until(clean, timeout_s=60, what=lambda: f"clean ledger: {faults}")
+    wait_clean(scaled, timeout_s=60)
 
 
 def check_long(cluster: Cluster, answers: list[Streamed]) -> None:

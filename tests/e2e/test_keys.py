@@ -17,7 +17,7 @@ import pytest
 
 from cluster.key_store import KeyStore
 from deployments.edge.keys import KeyLimits, KeyScope, digest_of, local_operator_key
-from tests.e2e.conftest import MODEL, Cluster, ledger_faults, serving
+from tests.e2e.conftest import MODEL, Cluster, serving, wait_clean
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -69,13 +69,7 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Iterato
     with serving(state, "--dtype", "float32") as cluster:  # its greeting is asked with a key
         yield Keyed(cluster, store, keys)
         cluster.http.headers["authorization"] = f"Bearer {keys['boss']}"
-        faults = ["not looked yet"]
-
-        def clean() -> bool:
-            faults[:] = ledger_faults(cluster)
-            return not faults
-
-        wait_until(clean, timeout_s=WAIT_S, what=lambda: f"clean ledger: {faults}")
+        wait_clean(cluster)
 
 
 def cached(answer: httpx.Response) -> int:

@@ -14,9 +14,8 @@ import httpx
 import pytest
 
 from tests.contract.tiny_models import make_model
-from tests.e2e.conftest import Cluster, ledger_faults, serving
+from tests.e2e.conftest import Cluster, serving, wait_clean
 from tests.e2e.corpus import BLOCK, prompt
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -71,10 +70,4 @@ def test_workers_of_two_ranks_answer_alike_from_caches_and_anew_and_load_what_is
             assert attempts[1]["kv"]["loaded_blocks"] >= LENGTH // BLOCK - 1
     assert len(set(answers)) == 3
     assert all(one["published"] > 0 for one in (node["books"] for node in ranked.ledger()))
-    faults = ["not looked yet"]
-
-    def clean() -> bool:
-        faults[:] = ledger_faults(ranked)
-        return not faults
-
-    wait_until(clean, timeout_s=30, what=lambda: f"clean ledger: {faults}")
+    wait_clean(ranked)
