@@ -19,6 +19,7 @@ from pathlib import Path
 from cluster.config import Config
 from cluster.credentials import KEY_VARIABLE
 from cluster.errors import PrerequisiteError, StartError
+from cluster.ports import is_loopback
 from cluster.ray_token import token_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +28,6 @@ PACKAGES = ("cluster", "deployments", "kvcache", "router")
 TEMP_DIR_BYTES_MAX = 40
 PROBE_TIMEOUT_S = 5.0
 WORDS_MAX = 400
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 ENVIRONMENT = {
     # Workers start at nice 15 otherwise: a replacement took 11 s against 87 s on a busy machine.
@@ -64,7 +64,7 @@ def ray_cluster(config: Config) -> Iterator[RayCluster]:
     The process's environment is Ray's meanwhile, and as it was afterwards.
     """
     address = config.ray.address
-    alone = address is None or address.rpartition(":")[0] in LOOPBACK_HOSTS
+    alone = address is None or is_loopback(address.rpartition(":")[0])
     if address is not None:
         _someone_listens(address)
     token = token_environment(os.environ, config.state.dir) if address is None else {}

@@ -1,12 +1,13 @@
 """Whether an address can be listened on, as Serve and Ray will, and what to do where it cannot.
 
-Called by serve, before anything is started, and by the doctor.
+Called by serve, before anything is started, by the doctor, and by local_ray.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import socket
 from collections.abc import Iterator
 
@@ -19,6 +20,15 @@ def listen_briefly(host: str, port: int) -> int:
         probe.listen(1)
         found: int = probe.getsockname()[1]
         return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this machine alone reaches what listens there. host: a name, or an address."""
+    bare = host.removeprefix("[").removesuffix("]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"
 
 
 def is_behind_proxy(config: Config) -> bool:

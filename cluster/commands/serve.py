@@ -19,13 +19,12 @@ from cluster.config import Config, keys_are_set, keys_file_of
 from cluster.credentials import KEY_VARIABLE
 from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
-from cluster.ports import held, is_behind_proxy, listen_briefly, problem_in
+from cluster.ports import held, is_behind_proxy, is_loopback, listen_briefly, problem_in
 from cluster.ray_token import place_of_token
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
 
-LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
 SUMMARY = "start the cluster and answer until Ctrl-C"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_MARGIN_S = 60.0  # for agents, Serve and Ray to end
@@ -148,7 +147,7 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
     say(f"Live page:  {endpoint}/headwater/live")
     if is_closed:
         say(f"Access:     with an API key of {keys} (./headwater keys list)")
-    elif config.http.host not in LOOPBACK_HOSTS:
+    elif not is_loopback(config.http.host):
         say("Access:     open to whoever reaches it; ./headwater keys add NAME closes it")
     if dashboard:
         say(f"Dashboard:  http://{dashboard}")

@@ -13,6 +13,7 @@ from deployments.flow.flow_types import Outcome
 
 CLIENT_ERROR, SERVER_ERROR = 400, 500
 BUSY = 503  # refused for want of workers: no fault
+OVER_LIMIT = 429  # of a key
 
 
 class EdgeCounts:
@@ -29,9 +30,12 @@ class EdgeCounts:
         if status is not None and outcome is Outcome.REFUSED:
             self.refused_by_status[status] += 1
 
-    def over_limit(self) -> None:
-        """A key's own limit refused a request: no want of room (key_refusals_total has it)."""
-        self.outcomes[Outcome.REFUSED] += 1
+    def refused_by_key(self, status: int) -> None:
+        """A key held a request back; 429 is no want of room then (key_refusals_total has it)."""
+        if status == OVER_LIMIT:
+            self.outcomes[Outcome.REFUSED] += 1
+        else:
+            self.ended(status)
 
 
 def _outcome_of(status: int | None) -> Outcome:

@@ -61,6 +61,7 @@ class HttpTrace:
     received_s: float
     tenant: Tenant = field(default_factory=alone)  # until its headers or its key say
     key: str = ""  # the name of its API key, where keys are set
+    beyond_key: bool = False  # refused: more answers at once than its key allows
     status: int | None = None  # of the answer, once it has begun
     engine_requests: int = 0  # made of it so far; counted by the engine client
 
@@ -170,6 +171,7 @@ class HttpEdge:
         elif (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
             await refused.refuse(error)
         elif generates and (over := self._beyond_its_key(scope, body)) is not None:
+            trace.beyond_key = True
             await refused.refuse(over.error, over.headers)
         elif not generates:
             await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))

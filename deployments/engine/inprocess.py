@@ -79,7 +79,6 @@ class EngineCounts:
     queued_tokens: int
     free_blocks: int
     total_blocks: int
-    steps: int
     generated_tokens_total: int
     computed_tokens_total: int
     preemptions: int
@@ -111,7 +110,6 @@ class InprocessEngine:
         self._limits = Limits(model_config.max_model_len, model_config.get_vocab_size())
         self.namespace: Namespace = namespace_of(config, settings.served_model, hash_root())
         self.layout: Layout = self._layout()
-        self._steps = 0
         self._generated_tokens = 0
         self._computed_tokens = 0
         self._ended: list[str] = []
@@ -205,7 +203,6 @@ class InprocessEngine:
         refused = self._take_refused(outputs)
         nothing = (0, 0, 0.0, 0)
         tokens, requests, pairs, contexts = self._scheduler.last_scheduled if executed else nothing
-        self._steps += 1
         self._computed_tokens += tokens
         self._generated_tokens += sum(len(output.new_token_ids) for output in outputs)
         self._note_publish_wait()
@@ -249,7 +246,6 @@ class InprocessEngine:
             queued_tokens=sum(_queued_tokens(request) for request in scheduler.requests.values()),
             free_blocks=self._pool.get_num_free_blocks(),
             total_blocks=self._pool.num_gpu_blocks - 1,  # one is vLLM's null block
-            steps=self._steps,
             generated_tokens_total=self._generated_tokens,
             computed_tokens_total=self._computed_tokens,
             preemptions=scheduler.preemptions_total,

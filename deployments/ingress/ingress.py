@@ -170,8 +170,11 @@ class Ingress:
 
     def ended(self, trace: HttpTrace) -> None:
         """Count a request of which no engine request was made; the flow counts the others."""
-        if not trace.engine_requests:
-            self._client.edge_counts.ended(trace.status)
+        counts = self._client.edge_counts
+        if trace.beyond_key and trace.status is not None:
+            counts.refused_by_key(trace.status)
+        elif not trace.engine_requests:
+            counts.ended(trace.status)
 
     def first_byte(self, trace_id: str) -> bool:
         """Note the delivery of the first token for each engine request of this trace."""

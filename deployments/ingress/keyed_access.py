@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from http import HTTPMethod, HTTPStatus
+from http import HTTPMethod
 from typing import Any
 
 from deployments.edge.asgi import AsgiApp
@@ -97,10 +97,7 @@ class KeyedAccess:
     def _count_refusal(self, method: str, path: str, status: int) -> None:
         """A request for tokens that went no further counts as one that was refused."""
         if method == HTTPMethod.POST and path.rstrip("/") in GENERATE_PATHS:
-            if status == HTTPStatus.TOO_MANY_REQUESTS:
-                self._counts.over_limit()
-            else:
-                self._counts.ended(status)
+            self._counts.refused_by_key(status)
 
     async def _publish(self) -> None:
         assert self._gate is not None

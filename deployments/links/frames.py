@@ -127,6 +127,7 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
 class Load(msgspec.Struct, frozen=True, array_like=True):
     """The worker's whole load (all ingresses), carried by every Outputs and Ping.
 
+    steps: so many computed tokens; turns that wait for blocks on their way are none.
     step_ms, step_tokens, step_pairs, batch: duration, computed tokens, pairs of one of them and
     one before it, and requests of the last step.
     prompt_tokens_total, cached_tokens_total: of the prompts whose first token was made here, and of

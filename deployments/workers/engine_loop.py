@@ -272,7 +272,7 @@ class EngineLoop:
         known = [a for a in attempts if a in self._attempts and self._attempts[a].owner == owner]
         for attempt in known:
             stage = self.engine.status_of(attempt)
-            self._sinks.send(owner, frames.Aborted(attempt, stage, self.engine.counts().steps))
+            self._sinks.send(owner, frames.Aborted(attempt, stage, self._load.steps.steps))
             del self._attempts[attempt]
         self.engine.abort(known)
 

@@ -86,7 +86,7 @@ class WorkerLoad:
             queued_tokens=counts.queued_tokens,
             free_blocks=counts.free_blocks,
             total_blocks=counts.total_blocks,
-            steps=counts.steps,
+            steps=self.steps.steps,
             step_ms=step_ms,
             step_tokens=step_tokens,
             step_pairs=step_pairs,

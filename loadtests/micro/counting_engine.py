@@ -96,7 +96,6 @@ class CountingEngine:
             queued_tokens=0,
             free_blocks=BLOCKS,
             total_blocks=BLOCKS,
-            steps=counter.steps,
             generated_tokens_total=counter.made_total,
             computed_tokens_total=counter.made_total,
             preemptions=0,

@@ -39,7 +39,6 @@ class Counter:
         # Both ways, so that opening never waits and the last client's end is no end of file.
         self._credits = None if fifo is None else os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
         self.made_total = 0
-        self.steps = 0
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -76,7 +75,6 @@ class Counter:
         self._runs = bool(self._counts)
         self.outstanding += len(outputs)
         self.made_total += len(outputs)
-        self.steps += 1
         return outputs
 
     def _count(self, name: str, count: _Count) -> EngineCoreOutput:

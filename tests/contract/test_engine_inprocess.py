@@ -248,7 +248,6 @@ def test_counts_follow_the_work(harness: Harness) -> None:
     assert engine.first_scheduled_s(name) is None or not engine.has_work()
     assert after.generated_tokens_total - before.generated_tokens_total == 4
     assert after.computed_tokens_total - before.computed_tokens_total == 403
-    assert after.steps - before.steps >= 5
 
 
 def test_a_client_cannot_hand_parameters_to_the_connector(harness: Harness) -> None:

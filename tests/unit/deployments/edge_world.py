@@ -35,6 +35,7 @@ class Events:
     admitted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     ends: list[tuple[str, int | None]] = field(default_factory=list)
+    beyond_key: int = 0
     first_bytes: list[str] = field(default_factory=list)
 
     def admit(self, trace_id: str, body_bytes: int) -> Refusal | None:
@@ -47,6 +48,7 @@ class Events:
 
     def ended(self, trace: HttpTrace) -> None:
         self.ends.append((trace.trace_id, trace.status))
+        self.beyond_key += trace.beyond_key
 
     def first_byte(self, trace_id: str) -> bool:
         self.first_bytes.append(trace_id)

@@ -95,7 +95,6 @@ class StubEngine:
             queued_tokens=0,
             free_blocks=9,
             total_blocks=9,
-            steps=self.steps,
             generated_tokens_total=0,
             computed_tokens_total=0,
             preemptions=0,

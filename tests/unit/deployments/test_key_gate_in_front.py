@@ -48,8 +48,8 @@ async def test_the_application_works_for_the_key_s_tenant_and_the_record_has_its
 async def test_as_many_answers_as_a_key_may_have_whatever_requests_they_are_of(
     tmp_path: Path,
 ) -> None:
-    app, limits = App(), KeyLimits(concurrent=3)
-    world = gated(tmp_path, everybody(limits), edge_round(app, Events()))
+    app, limits, events = App(), KeyLimits(concurrent=3), Events()
+    world = gated(tmp_path, everybody(limits), edge_round(app, events))
 
     async def status_of(body: dict[str, Any]) -> int:
         answer = await ask(
@@ -68,7 +68,7 @@ async def test_as_many_answers_as_a_key_may_have_whatever_requests_they_are_of(
     assert await status_of({"n": 3}) == 429
     assert await status_of({"n": 2}) == 200
     assert use.running == 1
-    assert world.gate.refused["concurrent"] == 2
+    assert world.gate.refused["concurrent"] == events.beyond_key == 2
 
 
 def openai_client(gate: KeyGate, key: str) -> openai.AsyncOpenAI:

@@ -23,7 +23,7 @@ def step(tokens: int, requests: int = 1, *, short: bool = False) -> Any:
 
 
 def counts(running: int = 0, waiting: int = 0) -> Any:
-    rest = ("queued_tokens", "free_blocks", "total_blocks", "steps", "preemptions")
+    rest = ("queued_tokens", "free_blocks", "total_blocks", "preemptions")
     totals = ("generated_tokens_total", "computed_tokens_total")
     zeros = dict.fromkeys((*rest, *totals), 0)
     return SimpleNamespace(running=running, waiting=waiting, **zeros)
@@ -58,6 +58,7 @@ def test_a_step_that_computed_nothing_is_not_busy_and_leaves_the_last_one_standi
     load.stepped(step(0, 0, short=True), 1.0, 2.0)
     now = load.now(counts(), None, "", 2.0)
     assert (now.busy_s_total, now.short_s_total, now.batch) == (1.0, 0.0, 3)
+    assert now.steps == 1  # busy_s_total over steps is the time of a step, for the autoscaling
 
 
 def test_steps_with_too_few_blocks_for_a_request_are_short() -> None:
