@@ -8,8 +8,6 @@ of the API is vLLM's. Called by ingress.py. Must not know tokens or workers.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import re
 import time
@@ -17,13 +15,14 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send, route_path
 from deployments.edge.http_answer import Answer, Exchange
 from deployments.edge.http_errors import ApiError, choices_in, of_failure
 from deployments.edge.key_gate import HOLDER, Holder, Refused
 from deployments.edge.lone_surrogates import lone_surrogate
+from deployments.edge.request_body import RequestBody
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
 
 REQUEST_HEADER = b"x-headwater-request"
@@ -44,10 +43,13 @@ GENERATE_PATHS = frozenset(
 # Fields through which vLLM's server would let a client steer transfers between engines.
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
 REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1/generate takes
-# Text that a body must hold for one of them to be in it; or it holds escapes, or is not UTF-8:
-# json.loads reads UTF-16 and UTF-32 too, where each ASCII character has zero bytes beside it.
+# Text that a body must hold for one of them to be in it.
 _SUSPICIOUS = tuple(name.encode() for name in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD))
-_DISGUISES = (b"\\u", b"\0")  # JSON's escapes, UTF-16 and UTF-32: any name may be in there
+# Of fields that are looked through for each token: vLLM bounds stop on its other routes so, and
+# stop_token_ids nowhere.
+LISTS_MAX = {"stop": 4, "stop_token_ids": 1_024}
+# A route's pattern ends in $, which a last line end passes too: such a path is another spelling.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
 REQUEST_ID_CHARS_MAX = 128
 _SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -138,11 +140,17 @@ class HttpEdge:
             await self._app(scope, receive, send)
             return
         path = route_path(scope).rstrip("/") or "/"
+        if _CONTROL.search(path):
+            nothing = ApiError(404, "There is nothing at this path.", "not_found")
+            await Answer(send, Exchange(path)).refuse(nothing)
+            return
         if scope["method"] not in WITH_BODY:
             await self._pass(scope, receive, Answer(send, Exchange(path)))
             return
         generates = scope["method"] == "POST" and path in GENERATE_PATHS
         trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
+        if generates:  # a redirect from a last slash would be another request, and count as one
+            scope = {**scope, "path": scope["path"].rstrip("/")}
         try:
             await self._answer(trace, path, scope, receive, send, generates=generates)
         finally:
@@ -162,31 +170,34 @@ class HttpEdge:
         """Refuse the request, or let vLLM answer it."""
         refused = Answer(send, Exchange(path, ((REQUEST_HEADER, trace.trace_id.encode()),)))
         try:
-            body = await _read_body(receive, self._body_bytes_max)
+            raw = await _read_body(receive, self._body_bytes_max)
         except _ClientGone:
             return
-        if body is None:
+        if raw is None:
             message = f"Request body is larger than {self._body_bytes_max} bytes."
             await refused.refuse(ApiError(413, message, "request_too_large"))
-        elif (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
+            trace.status = refused.status
+            return
+        body = RequestBody(raw)
+        if (error := self._fault_of(trace, scope, body, generates=generates)) is not None:
             await refused.refuse(error)
-        elif generates and (over := self._beyond_its_key(scope, body)) is not None:
-            trace.beyond_key = True
-            await refused.refuse(over.error, over.headers)
         elif not generates:
-            await self._pass(scope, _replay(body, receive), Answer(send, Exchange(path, body=body)))
-        elif (refusal := self._events.admit(trace.trace_id, len(body))) is not None:
+            await self._pass(scope, _replay(raw, receive), Answer(send, Exchange(path, body=raw)))
+        elif (refusal := self._events.admit(trace.trace_id, len(raw))) is not None:
             await _refuse_busy(refused, refusal)
         else:
             try:
-                await self._generate(trace, path, scope, receive, send, body)
+                if (over := self._beyond_its_key(scope, body)) is None:
+                    await self._generate(trace, path, scope, receive, send, raw)
+                    return
+                trace.beyond_key = True
+                await refused.refuse(over.error, over.headers)
             finally:
                 self._events.release(trace.trace_id)
-            return
         trace.status = refused.status
 
     def _fault_of(
-        self, trace: HttpTrace, scope: Scope, body: bytes, *, generates: bool
+        self, trace: HttpTrace, scope: Scope, body: RequestBody, *, generates: bool
     ) -> ApiError | None:
         """Why this request is refused; without a reason, the trace's tenant is set."""
         error = _fault_of(scope, body, generates=generates)
@@ -200,12 +211,12 @@ class HttpEdge:
                 error = ApiError(400, str(unclear), "invalid_value")
         return error
 
-    def _beyond_its_key(self, scope: Scope, body: bytes) -> Refused | None:
+    def _beyond_its_key(self, scope: Scope, body: RequestBody) -> Refused | None:
         """Why its key does not let it have as many answers as it asks for."""
         holder: Holder | None = scope.get(HOLDER)
         if holder is None or not holder.counts_answers:
             return None
-        n, prompts = choices_in(body)
+        n, prompts = choices_in(body.asked)
         if self._choices_max is not None and n * prompts > self._choices_max:
             return None  # vLLM refuses it whole
         return holder.asks_for(n * prompts)
@@ -288,31 +299,30 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _refused_field(body: bytes) -> str | None:
+def _refused_field(body: RequestBody) -> str | None:
     """The first reserved field that the body sets to anything but null.
 
     Parsed only when a field's name may occur at all. Only where vLLM reads them do they count: a
     message's text, a tool's schema or metadata may hold these words.
     """
-    found = _fields_in(body, *_SUSPICIOUS)
+    found = body.fields_if(*_SUSPICIOUS)
     sampling = found.get("sampling_params")
     if isinstance(sampling, dict) and sampling.get(REFUSED_SAMPLING_FIELD) is not None:
         return f"sampling_params.{REFUSED_SAMPLING_FIELD}"
     return next((name for name in REFUSED_FIELDS if found.get(name) is not None), None)
 
 
-def _fields_in(body: bytes, *names: bytes) -> dict[str, Any]:
-    """The body's fields where one of these texts may be in it, and it is an object; none else.
-
-    Not parsed where they cannot be, which is nearly always. Malformed JSON has no fields here: vLLM
-    answers it in its own words.
-    """
-    if any(text in body for text in (*names, *_DISGUISES)):
-        with contextlib.suppress(ValueError, RecursionError):
-            parsed = json.loads(body)
-            if isinstance(parsed, dict):
-                return parsed
-    return {}
+def _overlong(body: RequestBody) -> ApiError | None:
+    """The error of a list that each new token would be held against, whatever its length."""
+    found = body.fields_if(b"sampling_params", b"stop_token_ids")
+    sampling = found.get("sampling_params")
+    for place, fields in (("", found), ("sampling_params.", sampling)):
+        for name, most in LISTS_MAX.items():
+            told = fields.get(name) if isinstance(fields, dict) else None
+            if isinstance(told, list) and len(told) > most:
+                words = f"{place}{name} has {len(told)} entries, and may have {most}."
+                return ApiError(400, words, "invalid_value", place + name)
+    return None
 
 
 def _with_safe_request_id(scope: Scope) -> Scope:
@@ -330,7 +340,7 @@ def _with_safe_request_id(scope: Scope) -> Scope:
     return {**scope, "headers": kept}
 
 
-def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
+def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError | None:
     """Why nobody needs to look at this request: nothing of us could work with it."""
     encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").lower()
     if encoding not in {b"identity", b""}:
@@ -345,6 +355,8 @@ def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
     if generates and _outlives_its_request(body):
         message = "Field 'store' must be true or false; what runs in the background is not kept."
         return ApiError(400, message, "invalid_value", "store")
+    if generates and (overlong := _overlong(body)) is not None:
+        return overlong
     where = lone_surrogate(body)
     if where is not None:
         message = "A text holds half of a surrogate pair: no character, which no model can read."
@@ -352,20 +364,20 @@ def _fault_of(scope: Scope, body: bytes, *, generates: bool) -> ApiError | None:
     return None
 
 
-def _has_long_id(body: bytes) -> bool:
+def _has_long_id(body: RequestBody) -> bool:
     """Whether the body names its request at length."""
-    if len(body) <= REQUEST_ID_CHARS_MAX:
+    if len(body.raw) <= REQUEST_ID_CHARS_MAX:
         return False
-    name = _fields_in(body, b"request_id").get("request_id")
+    name = body.fields_if(b"request_id").get("request_id")
     return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
 
 
-def _outlives_its_request(body: bytes) -> bool:
+def _outlives_its_request(body: RequestBody) -> bool:
     """Whether vLLM would answer it after its HTTP exchange, past every limit, and keep it for ever.
 
     vLLM (0.32) refuses background without store, but takes the text "false" for a store that is on.
     """
-    found = _fields_in(body, b"background")
+    found = body.fields_if(b"background")
     return bool(found.get("background")) and isinstance(found.get("store"), str)
 
 

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from deployments.edge.error_codes import code_and_param, fills_the_context, find_in_request
+from deployments.edge.request_body import RequestBody
 
 ANTHROPIC_PATH = "/v1/messages"
 RESPONSES_PATH = "/v1/responses"
@@ -39,6 +40,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+MESSAGE_CHARS_MAX = 8_000
 SERVER_FAILED = "The server failed on this request."
 _ERROR_STATUSES = frozenset(s.value for s in HTTPStatus if s >= HTTPStatus.BAD_REQUEST)
 # A chunk of server-sent events that begins so is an error event of vLLM's; no token's does.
@@ -116,7 +118,7 @@ def of_failure(code: str, message: str, status: int, path: str, request: bytes |
 
 def too_many_choices(request: bytes, choices_max: int, path: str) -> ApiError | None:
     """The error of a request that asks for more answers at once than could ever run; else None."""
-    n, count = choices_in(request)
+    n, count = choices_in(RequestBody(request).asked)
     if n * count <= choices_max:
         return None
     message = f"{n * count} answers at once are more than the {choices_max} that may run."
@@ -124,37 +126,50 @@ def too_many_choices(request: bytes, choices_max: int, path: str) -> ApiError | 
     return ApiError(400, message, "invalid_value", None if _is_anthropic(path) else param)
 
 
-def choices_in(request: bytes) -> tuple[int, int]:
-    """Answers that a request asks for, and to how many prompts; 1 of 1 where it cannot be read.
+def choices_in(asked: object) -> tuple[int, int]:
+    """Answers that a body asks for, and to how many prompts; 1 of 1 where it does not say.
 
-    As vLLM's routes (0.32) have them: n, beside the prompt or in sampling_params; lists of prompts,
-    of conversations (/v1/chat/completions/batch) and of items (/generative_scoring).
+    As vLLM's routes (0.32) have them: n, beside the prompt or in sampling_params, of which a route
+    reads one; lists of prompts, of conversations (/v1/chat/completions/batch) and of items
+    (/generative_scoring), and questions (/v1/systemone).
     """
-    try:
-        asked = json.loads(request)
-        sampling = asked.get("sampling_params")
-        told = asked.get("n") or (sampling.get("n") if isinstance(sampling, dict) else None)
-        n = max(1, int(told or 1))
-    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+    if not isinstance(asked, dict):
         return 1, 1
-    prompts, batch, items = asked.get("prompt"), asked.get("messages"), asked.get("items")
+    sampling = asked.get("sampling_params")
+    inner = sampling.get("n") if isinstance(sampling, dict) else None
     count = max(
-        len(prompts) if _is_list_of(prompts, str, list) else 1,
-        len(batch) if _is_list_of(batch, list) else 1,
-        len(items) if _is_list_of(items, str, list) else 1,
+        _count_of(asked.get("prompt"), str, list),
+        _count_of(asked.get("messages"), list),
+        _count_of(asked.get("items"), str, list),
+        _count_of(asked.get("questions")),
     )
-    return n, count
+    return max(1, _whole(asked.get("n")), _whole(inner)), count
 
 
-def _is_list_of(found: object, *kinds: type) -> bool:
-    return isinstance(found, list) and bool(found) and isinstance(found[0], kinds)
+def _whole(told: object) -> int:
+    """A number as vLLM's models would take it, also from a text ("64.0"); 1 for what is none."""
+    if isinstance(told, int):
+        return told
+    try:
+        return int(float(told)) if isinstance(told, str | float) else 1
+    except (ValueError, OverflowError):
+        return 1
+
+
+def _count_of(found: object, *kinds: type) -> int:
+    """How many there are, in a list of these kinds or in an object; 1 for what is one."""
+    if isinstance(found, dict):
+        return max(1, len(found))
+    if isinstance(found, list) and found and isinstance(found[0], kinds):
+        return len(found)
+    return 1
 
 
 def _of_fields(status: int, told: dict[str, Any], path: str, request: bytes | None) -> ApiError:
     number = told.get("code")
     if isinstance(number, int) and number in _ERROR_STATUSES:
         status = number  # an error event has no other
-    message, kind = told["message"], told.get("type")
+    message, kind = _shortened(told["message"]), told.get("type")
     if fills_the_context(message, request):
         message = "The prompt fills the model's whole context: there is no room for a token more."
         told = {**told, "param": None}
@@ -165,6 +180,11 @@ def _of_fields(status: int, told: dict[str, Any], path: str, request: bytes | No
     if param is None and found.candidates and request is not None:
         param = find_in_request(request, found.candidates)
     return ApiError(status, message, code, param, kind if isinstance(kind, str) else "")
+
+
+def _shortened(message: str) -> str:
+    """Without the rest of a long one: vLLM repeats what the client sent, and all is searched."""
+    return message if len(message) <= MESSAGE_CHARS_MAX else f"{message[:MESSAGE_CHARS_MAX]} [...]"
 
 
 def _fields(error: ApiError, path: str) -> dict[str, Any]:

@@ -139,11 +139,11 @@ def scope_of(path: str, *, method: str = "POST", **more: object) -> Scope:
     return {"type": "http", "method": method, "path": path, "headers": headers, **more}
 
 
-def edge_round(app: AsgiApp, events: Events) -> HttpEdge:
+def edge_round(app: AsgiApp, events: Events, body_bytes_max: int = BODY_BYTES_MAX) -> HttpEdge:
     return HttpEdge(
         app,
         events,
-        body_bytes_max=BODY_BYTES_MAX,
+        body_bytes_max=body_bytes_max,
         tenant_of=Tenants(SECRET, header=TENANT_HEADER).of,
         choices_max=CHOICES_MAX,
         explain=explain,

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from deployments.edge.http_errors import (
+    MESSAGE_CHARS_MAX,
     SERVER_FAILED,
     ApiError,
     body_of,
@@ -14,6 +15,7 @@ from deployments.edge.http_errors import (
     read_error_event,
     too_many_choices,
 )
+from deployments.edge.request_body import RequestBody
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 BAD = ApiError(400, "No.", "invalid_value", "n", "BadRequestError")
@@ -245,11 +247,19 @@ def test_more_answers_than_may_ever_run_are_a_mistake(body: dict[str, Any], para
         (b'{"items": ["a", "b", "c"]}', (1, 3)),
         (b'{"n": -4}', (1, 1)),
         (b'{"n": "x"}', (1, 1)),
+        (b'{"n": "64.0", "prompt": ["a", "b"]}', (64, 2)),
+        (b'{"n": 2.0}', (2, 1)),
+        (b'{"n": true}', (1, 1)),
+        (b'{"n": 1, "sampling_params": {"n": 64}}', (64, 1)),
+        (b'{"n": 64, "sampling_params": {"n": 1}}', (64, 1)),
+        (b'{"n": 1e999, "prompt": ["a", "b"]}', (1, 2)),
+        (b'{"questions": {"a": {}, "b": {}, "c": {}}}', (1, 3)),
         (b"{", (1, 1)),
+        (b"[]", (1, 1)),
     ],
 )
 def test_answers_are_counted_as_vllm_makes_them(body: bytes, asks: tuple[int, int]) -> None:
-    assert choices_in(body) == asks
+    assert choices_in(RequestBody(body).asked) == asks
 
 
 @pytest.mark.parametrize(
@@ -262,3 +272,12 @@ def test_answers_are_counted_as_vllm_makes_them(body: bytes, asks: tuple[int, in
 )
 def test_any_other_request_is_not_said_to_ask_too_much(body: bytes) -> None:
     assert too_many_choices(body, 24, "/v1/completions") is None
+
+
+@pytest.mark.parametrize("echo", ["max" * 400_000, "maximum context length " * 50_000])
+def test_a_message_that_repeats_the_client_s_text_is_cut_before_it_is_searched(echo: str) -> None:
+    message = f"bad_words cannot contain an empty string. Got bad_words=['', '{echo}']"
+    error = read_error(400, vllm_error(message=message), CHAT)
+    assert error is not None
+    assert len(error.message) < MESSAGE_CHARS_MAX + 10
+    assert error.message.startswith("bad_words cannot")

@@ -11,6 +11,7 @@ import httpx2
 import openai
 import pytest
 
+from deployments.edge.http_edge import Refusal
 from deployments.edge.key_gate import KeyGate
 from deployments.edge.key_limits import KeyUse
 from deployments.edge.keys import KeyLimits
@@ -69,6 +70,20 @@ async def test_as_many_answers_as_a_key_may_have_whatever_requests_they_are_of(
     assert await status_of({"n": 2}) == 200
     assert use.running == 1
     assert world.gate.refused["concurrent"] == events.beyond_key == 2
+
+
+async def test_a_server_without_room_takes_nothing_from_a_key_s_rate_for_more_answers(
+    tmp_path: Path,
+) -> None:
+    limits = KeyLimits(requests_per_min=60)
+    full = Events(refusal=Refusal(1.0, "Full."))
+    world = gated(tmp_path, everybody(limits), edge_round(App(), full))
+    body = json.dumps(ASKED | {"n": 16}).encode()
+    answer = await ask(world.gate, body, scope=with_headers(bearer(ANN)))  # type: ignore[arg-type]
+    assert (answer.status, answer.error["code"]) == (429, "overloaded")
+    bucket = world.limiter.uses["ann"].requests
+    assert bucket is not None
+    assert bucket.level == 59
 
 
 def openai_client(gate: KeyGate, key: str) -> openai.AsyncOpenAI:

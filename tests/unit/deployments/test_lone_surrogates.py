@@ -1,10 +1,12 @@
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.edge.lone_surrogates import lone_surrogate
+from deployments.edge.request_body import RequestBody
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters()),
@@ -25,7 +27,7 @@ def is_text(value: object) -> bool:
 def test_whatever_cannot_be_encoded_is_found_and_nothing_else(value: object) -> None:
     # Adjacent halves become one character when JSON is read: judge what the reader sees.
     body = json.dumps(value).encode()
-    assert (lone_surrogate(body) is None) == is_text(json.loads(body))
+    assert (lone_surrogate(RequestBody(body)) is None) == is_text(json.loads(body))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_whatever_cannot_be_encoded_is_found_and_nothing_else(value: object) -> 
     ],
 )
 def test_the_place_is_told(body: bytes, where: str) -> None:
-    assert lone_surrogate(body) == where
+    assert lone_surrogate(RequestBody(body)) == where
 
 
 @pytest.mark.parametrize(
@@ -51,9 +53,20 @@ def test_the_place_is_told(body: bytes, where: str) -> None:
     ],
 )
 def test_pairs_escaped_backslashes_and_what_is_no_json_are_let_pass(body: bytes) -> None:
-    assert lone_surrogate(body) is None
+    assert lone_surrogate(RequestBody(body)) is None
 
 
 def test_depth_is_no_matter() -> None:
     body = b"[" * 900 + rb'"\ud800"' + b"]" * 900
-    assert lone_surrogate(body) == "[0]" * 900
+    assert lone_surrogate(RequestBody(body)) == "[0]" * 900
+
+
+def test_a_long_name_before_a_long_list_costs_its_length_once() -> None:
+    body = RequestBody(b'{"a": "\\\\ud800", "%b": [%b]}' % (b"k" * 10_000, b"1, " * 10_000 + b"1"))
+    assert body.asked is not None
+    tracemalloc.start()
+    try:
+        assert lone_surrogate(body) is None
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20  # it was 100 MB
+    finally:
+        tracemalloc.stop()
