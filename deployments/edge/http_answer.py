@@ -23,7 +23,6 @@ from deployments.edge.http_errors import (
     event_of,
     read_error,
     read_error_event,
-    too_many_choices,
 )
 
 log = logging.getLogger("headwater.edge")
@@ -41,7 +40,7 @@ _VALIDATING = "fastapi.dependencies.utils"
 class Exchange:
     """What an answer depends on.
 
-    headers: added to every answer. body: the request's. choices_max: answers at once that may run.
+    headers: added to every answer. body: the request's.
     failure: how the request flow failed this request, if it did. explain: the body that vLLM would
     answer to an exception. first_byte: called after each chunk of a stream until it returns True.
     """
@@ -49,7 +48,6 @@ class Exchange:
     path: str
     headers: Headers = ()
     body: bytes | None = None
-    choices_max: int | None = None
     failure: Callable[[], ApiError | None] = lambda: None
     explain: Callable[[BaseException], bytes] | None = None
     first_byte: Callable[[], bool] = lambda: True
@@ -183,12 +181,8 @@ class Answer:
 
     def _judged(self, error: ApiError) -> ApiError:
         """The error that vLLM told, or what we know better."""
-        exchange = self._exchange
-        if (failed := exchange.failure()) is not None:
+        if (failed := self._exchange.failure()) is not None:
             return replace(failed, kind=error.kind)
-        is_busy = error.status == HTTPStatus.SERVICE_UNAVAILABLE
-        if is_busy and exchange.body is not None and exchange.choices_max is not None:
-            return too_many_choices(exchange.body, exchange.choices_max, exchange.path) or error
         return error
 
     def _fault_of(self, raised: Exception) -> ApiError:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send, route_path
 from deployments.edge.http_answer import Answer, Exchange
-from deployments.edge.http_errors import ApiError, choices_in, of_failure
+from deployments.edge.http_errors import ApiError, choices_in, of_failure, too_many_choices
 from deployments.edge.key_gate import HOLDER, Holder, Refused
 from deployments.edge.lone_surrogates import lone_surrogate
 from deployments.edge.request_body import RequestBody
@@ -43,8 +43,6 @@ GENERATE_PATHS = frozenset(
 # Fields through which vLLM's server would let a client steer transfers between engines.
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
 REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1/generate takes
-# Text that a body must hold for one of them to be in it.
-_SUSPICIOUS = tuple(name.encode() for name in (*REFUSED_FIELDS, REFUSED_SAMPLING_FIELD))
 # Of fields that are looked through for each token: vLLM bounds stop on its other routes so, and
 # stop_token_ids nowhere.
 LISTS_MAX = {"stop": 4, "stop_token_ids": 1_024}
@@ -209,6 +207,9 @@ class HttpEdge:
                 trace.tenant = self._tenant_of(scope["headers"])
             except TenantUnclear as unclear:
                 error = ApiError(400, str(unclear), "invalid_value")
+        if error is None and generates and self._choices_max is not None:
+            # Not left to vLLM: it begins with a list's first prompts, and has no room for a later.
+            error = too_many_choices(body, self._choices_max, route_path(scope))
         return error
 
     def _beyond_its_key(self, scope: Scope, body: RequestBody) -> Refused | None:
@@ -217,8 +218,6 @@ class HttpEdge:
         if holder is None or not holder.counts_answers:
             return None
         n, prompts = choices_in(body.asked)
-        if self._choices_max is not None and n * prompts > self._choices_max:
-            return None  # vLLM refuses it whole
         return holder.asks_for(n * prompts)
 
     async def _generate(
@@ -243,7 +242,6 @@ class HttpEdge:
             path=path,
             headers=((REQUEST_HEADER, name.encode()),),
             body=body,
-            choices_max=self._choices_max,
             failure=failure,
             explain=self._explain,
             first_byte=lambda: self._events.first_byte(name),
@@ -302,10 +300,10 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 def _refused_field(body: RequestBody) -> str | None:
     """The first reserved field that the body sets to anything but null.
 
-    Parsed only when a field's name may occur at all. Only where vLLM reads them do they count: a
-    message's text, a tool's schema or metadata may hold these words.
+    Only where vLLM reads them do they count: a message's text, a tool's schema or metadata may
+    hold these words.
     """
-    found = body.fields_if(*_SUSPICIOUS)
+    found = body.fields
     sampling = found.get("sampling_params")
     if isinstance(sampling, dict) and sampling.get(REFUSED_SAMPLING_FIELD) is not None:
         return f"sampling_params.{REFUSED_SAMPLING_FIELD}"
@@ -314,9 +312,8 @@ def _refused_field(body: RequestBody) -> str | None:
 
 def _overlong(body: RequestBody) -> ApiError | None:
     """The error of a list that each new token would be held against, whatever its length."""
-    found = body.fields_if(b"sampling_params", b"stop_token_ids")
-    sampling = found.get("sampling_params")
-    for place, fields in (("", found), ("sampling_params.", sampling)):
+    sampling = body.fields.get("sampling_params")
+    for place, fields in (("", body.fields), ("sampling_params.", sampling)):
         for name, most in LISTS_MAX.items():
             told = fields.get(name) if isinstance(fields, dict) else None
             if isinstance(told, list) and len(told) > most:
@@ -366,9 +363,7 @@ def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError |
 
 def _has_long_id(body: RequestBody) -> bool:
     """Whether the body names its request at length."""
-    if len(body.raw) <= REQUEST_ID_CHARS_MAX:
-        return False
-    name = body.fields_if(b"request_id").get("request_id")
+    name = body.fields.get("request_id")
     return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
 
 
@@ -377,8 +372,7 @@ def _outlives_its_request(body: RequestBody) -> bool:
 
     vLLM (0.32) refuses background without store, but takes the text "false" for a store that is on.
     """
-    found = body.fields_if(b"background")
-    return bool(found.get("background")) and isinstance(found.get("store"), str)
+    return bool(body.fields.get("background")) and isinstance(body.fields.get("store"), str)
 
 
 async def _refuse_busy(answer: Answer, refusal: Refusal) -> None:

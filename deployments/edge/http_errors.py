@@ -41,6 +41,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 MESSAGE_CHARS_MAX = 8_000
+MANY = 10**9  # answers; more are told as so many
 SERVER_FAILED = "The server failed on this request."
 _ERROR_STATUSES = frozenset(s.value for s in HTTPStatus if s >= HTTPStatus.BAD_REQUEST)
 # A chunk of server-sent events that begins so is an error event of vLLM's; no token's does.
@@ -116,9 +117,9 @@ def of_failure(code: str, message: str, status: int, path: str, request: bytes |
     return ApiError(status, message, code)
 
 
-def too_many_choices(request: bytes, choices_max: int, path: str) -> ApiError | None:
+def too_many_choices(body: RequestBody, choices_max: int, path: str) -> ApiError | None:
     """The error of a request that asks for more answers at once than could ever run; else None."""
-    n, count = choices_in(RequestBody(request).asked)
+    n, count = choices_in(body.asked)
     if n * count <= choices_max:
         return None
     message = f"{n * count} answers at once are more than the {choices_max} that may run."
@@ -149,9 +150,9 @@ def choices_in(asked: object) -> tuple[int, int]:
 def _whole(told: object) -> int:
     """A number as vLLM's models would take it, also from a text ("64.0"); 1 for what is none."""
     if isinstance(told, int):
-        return told
+        return min(told, MANY)
     try:
-        return int(float(told)) if isinstance(told, str | float) else 1
+        return min(int(float(told)), MANY) if isinstance(told, str | float) else 1
     except (ValueError, OverflowError):
         return 1
 

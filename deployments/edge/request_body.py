@@ -1,17 +1,13 @@
-"""A request's body as the edge looks at it: read as JSON once at most, and where it must be alone.
+"""A request's body as the edge looks at it: read as JSON once at most.
 
 Parsing is most of what the edge costs, and large bodies are the client's choice. Called by
-http_edge.py and lone_surrogates.py. Pure; must not know routes.
+http_edge.py, lone_surrogates.py and http_errors.py. Pure; must not know routes.
 """
 
 from __future__ import annotations
 
 import json
 from typing import Any
-
-# Text in which any name may be: JSON's escapes; UTF-16 and UTF-32, which json.loads reads too and
-# where each ASCII character has zero bytes beside it.
-_DISGUISES = (b"\\u", b"\0")
 
 
 class RequestBody:
@@ -35,11 +31,7 @@ class RequestBody:
                 self._asked = None
         return self._asked
 
-    def fields_if(self, *names: bytes) -> dict[str, Any]:
-        """The body's fields where one of these texts may be in it, and it is an object; none else.
-
-        Not parsed where they cannot be, which is nearly always.
-        """
-        if any(text in self.raw for text in (*names, *_DISGUISES)) and isinstance(self.asked, dict):
-            return self.asked
-        return {}
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the object that it is; none of anything else."""
+        return self.asked if isinstance(self.asked, dict) else {}

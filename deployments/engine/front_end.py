@@ -125,6 +125,19 @@ class HeadwaterLLM(AsyncLLM):
                 log_requests=False,
             )
 
+    async def _add_request(self, request: EngineCoreRequest, *given: Any) -> None:
+        """VLLM's own, which registers a request and then waits for the port.
+
+        Cancelled there (its client has gone, or a sibling in a list of prompts has failed), nobody
+        knows of it, and its place of ``max_num_queued_reqs`` would be taken for ever (0.32).
+        """
+        try:
+            await super()._add_request(request, *given)
+        except BaseException:
+            if self.is_waiting_for(request.request_id):
+                await self.abort(request.request_id, internal=True)
+            raise
+
     async def abort(
         self,
         request_id: str | Iterable[str],

@@ -92,10 +92,11 @@ async def test_an_answer_above_400_that_tells_no_error_passes_as_it_is(body: byt
 async def test_more_choices_than_may_ever_run_are_the_clients_mistake_and_not_overload() -> None:
     busy = error_event(503, "The engine is currently busy")
     for app in (App(status=503, parts=(busy[6:],)), App(content_type=SSE, parts=(busy, DONE))):
-        body = json.dumps({"n": CHOICES_MAX + 1}).encode()
-        answer = await ask(edge_round(app, Events()), body)
-        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
-        assert answer.error["param"] == "n"
+        for body, field in (({"n": CHOICES_MAX + 1}, "n"), ({"prompt": ["a"] * 25}, "prompt")):
+            answer = await ask(edge_round(app, Events()), json.dumps(body).encode())
+            assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+            assert answer.error["param"] == field
+        assert app.scopes == []  # vLLM would begin with the first prompts of a list
         answer = await ask(edge_round(app, Events()), b'{"n": 2}')
         assert (answer.status, answer.error["code"]) == (503, "overloaded")
 

@@ -226,13 +226,14 @@ def test_a_failure_of_the_flow_keeps_its_code_but_a_clients_mistake_is_named() -
     [
         ({"n": 25}, "n"),
         ({"n": 10**30}, "n"),
+        ({"n": 9 * 10**4299, "prompt": ["a", "b"]}, "n"),
         ({"n": 5, "prompt": ["a"] * 5}, "n"),
         ({"prompt": ["a"] * 25}, "prompt"),
         ({"prompt": [[1]] * 25}, "prompt"),
     ],
 )
 def test_more_answers_than_may_ever_run_are_a_mistake(body: dict[str, Any], param: str) -> None:
-    error = too_many_choices(json.dumps(body).encode(), 24, "/v1/completions")
+    error = too_many_choices(RequestBody(json.dumps(body).encode()), 24, "/v1/completions")
     assert error is not None
     assert (error.status, error.code, error.param) == (400, "invalid_value", param)
 
@@ -271,7 +272,7 @@ def test_answers_are_counted_as_vllm_makes_them(body: bytes, asks: tuple[int, in
     ],
 )
 def test_any_other_request_is_not_said_to_ask_too_much(body: bytes) -> None:
-    assert too_many_choices(body, 24, "/v1/completions") is None
+    assert too_many_choices(RequestBody(body), 24, "/v1/completions") is None
 
 
 @pytest.mark.parametrize("echo", ["max" * 400_000, "maximum context length " * 50_000])
