@@ -274,7 +274,10 @@ class LimitsConfig(Section):
         default=2,
         ge=1,
         le=100,
-        description="A request that was running on this many workers as they died is refused.",
+        description=(
+            "A request that was at this many workers as they died is refused. One that had got 32 "
+            "tokens from a worker has not brought its death: counting begins anew."
+        ),
     )
     request_body_max_bytes: int = Field(
         default=8 * MIB,

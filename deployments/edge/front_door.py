@@ -7,7 +7,8 @@ Serve's proxy hands each chunk over through an actor call: it costs 10 ms of TTF
 tokens/s (loadtests/RESULTS.md). Serve's own direct ingress cannot keep one port across a restart:
 it binds without SO_REUSEADDR, and gives a port that was in use up for good (Ray 2.60).
 What a client may make us hold before a request is whole, and so before anybody has asked for its
-key, is bounded here: uvicorn 0.54 bounds neither the bytes nor the time of a request's head.
+key, is bounded here: uvicorn 0.54 bounds neither the bytes nor the time of a request's head. So is
+how long an answer waits for a client that takes nothing of it, with its place among the requests.
 Called by ingress.py, once the application stands. Must not: know routes, or end a running stream.
 """
 
@@ -15,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from dataclasses import dataclass
 
 import uvicorn
@@ -27,6 +31,7 @@ KEEP_ALIVE_S = 90  # as Serve's proxy keeps idle connections
 BACKLOG = 2048
 HEAD_BYTES_MAX = 64 << 10  # request line and headers, or what stands between two parts of a body
 HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
+UNTAKEN_TIMEOUT_S = 60.0  # as the balancers' CLIENT_STALL
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -43,13 +48,19 @@ class DoorAddress:
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection: ends where a head grows, or takes, without bound, or where a body stops."""
+    """One connection: ends where a head grows, or takes, without bound, or where a body stops.
+
+    And where the client has stopped taking our answer.
+    """
 
     head_timeout_s = HEAD_TIMEOUT_S  # for a whole head, or from one part of a body to the next
+    untaken_timeout_s = UNTAKEN_TIMEOUT_S
 
     _unread_bytes = 0  # since the parser last got further
     _in_body = False
     _timer: asyncio.TimerHandle | None = None
+    _untaken_bytes = 0  # of our answer, when the timer beside it was set
+    _untaken_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that never begins is as slow as one that never ends."""
@@ -57,9 +68,20 @@ class BoundedHttp(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Its timer must not outlive it."""
+        """Its timers must not outlive it."""
         self._await_nothing()
+        self._await_no_taker()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes less than we have for it."""
+        super().pause_writing()
+        self._await_taker()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        super().resume_writing()
+        self._await_no_taker()
 
     def data_received(self, data: bytes) -> None:
         """Some bytes, of any request or none."""
@@ -107,6 +129,28 @@ class BoundedHttp(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _await_taker(self) -> None:
+        self._untaken_bytes = self._untaken()
+        self._untaken_timer = self.loop.call_later(self.untaken_timeout_s, self._look_for_taker)
+
+    def _await_no_taker(self) -> None:
+        if self._untaken_timer is not None:
+            self._untaken_timer.cancel()
+            self._untaken_timer = None
+
+    def _look_for_taker(self) -> None:
+        if self._untaken() < self._untaken_bytes:
+            self._await_taker()  # slow, but it reads
+        else:
+            self.transport.abort()  # a close would wait until all is taken
+
+    def _untaken(self) -> int:
+        """Bytes, in our buffer and the kernel's, that the client's machine has not acknowledged."""
+        kernel = bytearray(4)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, kernel)
+        return self.transport.get_write_buffer_size() + int.from_bytes(kernel, sys.byteorder)
 
     def _body_is_late(self) -> None:
         """Its answer may have begun, or ended: nobody waits for the rest."""

@@ -113,6 +113,8 @@ class KeyFile:
         except KeysUnusable as unusable:
             self._fail(unusable)
             return
+        if self._content is None and not self._settings.required:
+            self._remember()
         self._content = content
         self._set(document)
 
@@ -122,6 +124,18 @@ class KeyFile:
         self.loaded_s = self._clock()
         log.info("%d API keys read from %s", len(document.keys), self._settings.file)
         self._on_change(self.table)
+
+    def _remember(self) -> None:
+        """A file that was laid here by other means than `./headwater keys` closes for good too."""
+        try:
+            lock_beside(self._settings.file).touch(mode=0o600)
+        except OSError as error:
+            log.warning(
+                "cannot write beside %s (%s): an ingress that starts without it is open; set "
+                "keys.file, which must be there",
+                self._settings.file,
+                error.strerror,
+            )
 
     def _fail(self, unusable: Exception) -> None:
         said = getattr(unusable, "strerror", None) or str(unusable)

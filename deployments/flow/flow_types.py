@@ -238,10 +238,12 @@ class FlowLimits:
     """Bounds of the flow.
 
     Attributes:
-        parked_max: requests that may wait for a worker to appear; beyond it, 503.
+        parked_max: requests without a token that may wait for a worker to appear; beyond it, 503.
         park_timeout_s: how long one may wait, since it last made progress.
         retry_interval_s: a waiting one tries again this often, and when a worker joins.
         worker_deaths_max: a request that has met this many worker deaths is refused as poison.
+        sound_tokens: an attempt that made so many before its worker died was not why it did, nor
+            were those before it; deaths are counted from there on.
         attempts_max: attempts per request, those not counted that a worker refused or gave away
             alive; beyond it the request fails.
 
@@ -251,6 +253,7 @@ class FlowLimits:
     park_timeout_s: float = 60.0
     retry_interval_s: float = 2.0
     worker_deaths_max: int = 2
+    sound_tokens: int = 32
     attempts_max: int = 8
 
 

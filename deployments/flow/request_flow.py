@@ -269,8 +269,12 @@ class RequestFlow(FlowBooks):
         hit = [r for r in self._requests.values() if r.attempt and r.attempt.worker == worker]
         effects: list[Effect] = []
         for request in hit:
+            assert request.attempt is not None
+            if request.attempt.tokens >= self._limits.sound_tokens:
+                request.worker_deaths = 0
+            else:
+                request.worker_deaths += is_death
             self._end_attempt(request, f"lost: {reason}", now_s)
-            request.worker_deaths += is_death
             request.moves += not is_death
             if request.worker_deaths >= self._limits.worker_deaths_max:
                 effects += self._fail(request, Failure.POISON_REQUEST, now_s)
@@ -306,8 +310,9 @@ class RequestFlow(FlowBooks):
     # ---- 6. waiting for a worker ------------------------------------------------------------
 
     def _park(self, request: FlowRequest, reason: str, now_s: float) -> list[Effect]:
-        others = sum(r.stage is Stage.PARKED for r in self._requests.values() if r is not request)
-        if others >= self._limits.parked_max:
+        """Wait. The bound is for those that have not begun: a stream costs its client more."""
+        new = [r for r in self._requests.values() if r.stage is Stage.PARKED and not r.tokens]
+        if not request.tokens and len(new) - (request in new) >= self._limits.parked_max:
             return self._fail(request, Failure.NO_WORKER, now_s, reason)
         request.park(reason, now_s, self._limits)
         return []

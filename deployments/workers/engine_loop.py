@@ -235,7 +235,8 @@ class EngineLoop:
 
     def _add(self, owner: str, message: frames.Submit) -> None:
         counts = self.engine.counts()
-        if counts.waiting >= self._queue_max:
+        # Not for a stream that has begun, elsewhere or at prefill: its client is served already.
+        if counts.waiting >= self._queue_max and not message.resume_tokens:
             reason = f"its queue of {self._queue_max} is full"
             self._sinks.send(owner, frames.Rejected(message.attempt, reason, client_fault=False))
             return

@@ -46,7 +46,12 @@ from tests.simulation.virtual_time import Process
 CONTEXT_TOKENS_MAX = 64
 STALL_S = 5.0  # 20 s in production
 LIMITS = FlowLimits(
-    parked_max=3, park_timeout_s=1.2, retry_interval_s=0.5, worker_deaths_max=2, attempts_max=6
+    parked_max=3,
+    park_timeout_s=1.2,
+    retry_interval_s=0.5,
+    worker_deaths_max=2,
+    attempts_max=6,
+    sound_tokens=4,
 )
 ROUTING = RouterSettings(prefill_start_ms_per_token=15.0, index_blocks_max=24)
 
@@ -274,17 +279,18 @@ class SimIngress:
         is_member = worker in self._members()
         now_s = self.process.clock()
         self.process.time.note(self.name, "lost", worker, reason, is_member)
-        hit = [
-            key
+        hit = {
+            key: request.attempt.tokens
             for key, request in self.flow._requests.items()
             if request.attempt is not None and request.attempt.worker == worker
-        ]
+        }
         effects = self._event(
             "worker_lost", lambda: self.news.lost(worker, reason, now_s, is_member=is_member)
         )
         is_death = is_member and now_s - self.news._ticked_s < 2.0
-        for key in hit:
-            self.lost_as_deaths[key] = self.lost_as_deaths.get(key, 0) + is_death
+        for key, tokens in hit.items():
+            before = self.lost_as_deaths.get(key, 0)
+            self.lost_as_deaths[key] = 0 if tokens >= LIMITS.sound_tokens else before + is_death
             is_poison = self.lost_as_deaths[key] >= LIMITS.worker_deaths_max
             assert not (is_poison and key in self.flow._requests), f"I4: {key} is poison, goes on"
         self.carry_out(effects)

@@ -90,13 +90,13 @@ class Watch(StoreWatch):
         planned: dict[str, int] = {}
         parked = 0
         for request in flow._requests.values():
-            parked += request.stage is Stage.PARKED
+            parked += request.stage is Stage.PARKED and not request.tokens
             if request.attempt is not None:
                 here[request.attempt.worker] = here.get(request.attempt.worker, 0) + 1
                 if request.handoff is not None and request.attempt.role == "prefill":
                     planned[request.decode_worker] = planned.get(request.decode_worker, 0) + 1
         if parked > LIMITS.parked_max:
-            raise Wrong(f"I9: {parked} requests are parked in {ingress.name}")
+            raise Wrong(f"I9: {parked} new requests are parked in {ingress.name}")
         for worker, books in ingress.router._loads._books.items():
             # A planned worker that was lost and is back has none of its bookings.
             least = here.get(worker, 0)

@@ -41,6 +41,7 @@ class StubEngine:
     work: list[str] = field(default_factory=list)
     transfers: dict[str, dict[str, Any]] = field(default_factory=dict)
     steps: int = 0
+    waiting: int = 0
 
     def warm_up(self) -> float:
         return 0.0
@@ -91,7 +92,7 @@ class StubEngine:
     def counts(self) -> SimpleNamespace:
         return SimpleNamespace(
             running=len(self.work),
-            waiting=0,
+            waiting=self.waiting,
             queued_tokens=0,
             free_blocks=9,
             total_blocks=9,

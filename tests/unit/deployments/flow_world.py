@@ -186,7 +186,9 @@ class World:
         for client in self.clients.values():
             attempt_now = self.attempt_of(client.job.request_id)
             if attempt_now is not None and attempt_now.worker == name:
-                client.deaths += not is_drained
+                made = self.record(client.job.request_id).attempts[-1].tokens
+                is_sound = made >= self.limits.sound_tokens
+                client.deaths = 0 if is_sound else client.deaths + (not is_drained)
         is_death = not is_drained
         self.carry_out(self.flow.worker_lost(name, "gone", self.now_s, is_death=is_death))
 
@@ -334,7 +336,8 @@ class World:
         """What holds after every event."""
         self.flow.validate()
         self.router.validate()
-        assert self.flow.in_flight()[Stage.PARKED] <= self.limits.parked_max
+        waiting = [r for r in self.flow._requests.values() if r.stage is Stage.PARKED]
+        assert sum(not r.tokens for r in waiting) <= self.limits.parked_max
         for request_id, client in self.clients.items():
             in_flight = self.flow.stage_of(request_id) is not None
             assert len(client.ends) == (0 if in_flight else 1), "each ends exactly once"

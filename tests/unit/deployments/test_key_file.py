@@ -160,6 +160,27 @@ def test_an_ingress_that_starts_after_the_file_has_gone_does_not_open_what_was_c
         keys_of(tmp_path / "keys.json", required=False)
 
 
+def test_neither_where_the_file_was_laid_by_other_means_than_our_command(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    running = keys_of(path, required=False)
+    assert running.table is None
+    write(path, everybody())
+    running.look()
+    assert opens(running, ANN)
+    path.unlink()
+    with pytest.raises(RuntimeError, match="cannot be used"):
+        keys_of(path, required=False)
+
+
+def test_a_folder_that_takes_no_note_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "keys.json", everybody())
+    (tmp_path / "keys.json.lock").symlink_to(tmp_path / "nowhere" / "lock")
+    assert opens(keys_of(path, required=False), ANN)
+    assert "set keys.file" in caplog.text
+
+
 def test_a_first_file_that_is_broken_closes_to_all_but_the_operator(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     keys = keys_of(path, required=False)

@@ -119,6 +119,24 @@ def test_a_request_that_met_two_deaths_is_refused_as_poison(world: World) -> Non
     world.check_settled()
 
 
+def test_a_long_stream_outlives_deaths_that_it_has_not_brought(world: World) -> None:
+    world = World(FlowLimits(sound_tokens=3))
+    world.join("p1", "d1", "d2", "d3", "d4")
+    world.submit(Job("r", max_tokens=30))
+    world.turn("p1")
+    world.lose(world.at("r"))  # at once: it may have been why
+    for _ in range(2):
+        for _ in range(3):
+            world.turn(world.at("r"))
+        world.lose(world.at("r"))
+    assert world.clients["r"].deaths == 0
+    assert world.clients["r"].ends == []
+    world.turn(world.at("r"))
+    world.lose(world.at("r"))
+    world.lose(world.at("r"))
+    assert world.clients["r"].ends == ["poison_request"]
+
+
 def test_only_the_death_of_the_worker_where_it_is_counts_against_a_request(world: World) -> None:
     world.join("p1", "p2", "d1", "d2")
     world.submit(Job("r"))

@@ -18,6 +18,7 @@ limits = st.builds(
     parked_max=st.sampled_from([4, 1, 0]),
     park_timeout_s=st.sampled_from([60.0, 3.0]),
     worker_deaths_max=st.sampled_from([2, 3, 1]),
+    sound_tokens=st.sampled_from([32, 3, 1]),
     attempts_max=st.sampled_from([8, 3, 2]),
 )
 jobs = st.fixed_dictionaries(

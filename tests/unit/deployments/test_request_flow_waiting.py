@@ -188,6 +188,24 @@ def test_only_so_many_requests_may_wait(world: World) -> None:
     assert [client.ends for client in world.clients.values()] == [[], [], [], ["no_worker"]]
 
 
+def test_streams_that_have_begun_wait_however_many_they_are(world: World) -> None:
+    world.join("d1")
+    names = ["r" * number for number in range(1, 6)]
+    for name in names:
+        world.submit(Job(name, prompt_tokens=20))
+    world.turn("d1")
+    assert all(client.tokens for client in world.clients.values())
+    world.lose("d1")
+    assert world.flow.in_flight()[Stage.PARKED] == 5 > world.limits.parked_max
+    for number in range(3):
+        world.submit(Job("new" + "w" * number))
+    world.submit(Job("one too many"))
+    assert world.clients["one too many"].ends == ["no_worker"]
+    world.join("d2")
+    for name in [*names, "new", "neww", "newww"]:
+        finish(world, name)
+
+
 def test_requests_of_a_lost_worker_count_towards_that_bound_like_new_ones(world: World) -> None:
     world.join("d1")
     for number in range(1, 6):

@@ -21,6 +21,7 @@ from router.route import Router
 from tests.unit.deployments.engine_world import PING_S, Worker, worker
 from tests.unit.deployments.link_world import WAIT_S, connect
 from tests.unit.deployments.view_world import MEMBER, request_of
+from tests.waiting import wait_until_async
 
 STALL_S = 20.0
 EAGER = LinkSettings(connect_timeout_s=WAIT_S, ping_interval_s=PING_S, silence_s=6 * WAIT_S)
@@ -136,6 +137,19 @@ async def test_a_thread_that_ended_counts_as_stuck() -> None:
         await asyncio.to_thread(here.server.loop._thread.join, WAIT_S)
         here.clock.now_s += STALL_S + 1
         await ingress.until(lambda: not ingress.is_ready())
+
+
+async def test_a_full_queue_refuses_new_requests_and_no_stream_that_has_begun() -> None:
+    async with worker() as here:
+        here.engine.waiting = 4  # all that it may have
+        for name, tokens in (("new", []), ("begun", [7])):
+            here.server.received("i", frames.Submit(name, "decode", name.encode(), tokens, None))
+
+        async def has_begun() -> bool:
+            return "begun" in here.engine.transfers
+
+        await wait_until_async(has_begun, timeout_s=WAIT_S, what="the stream to be taken")
+        assert "new" not in here.engine.transfers
 
 
 @pytest.mark.parametrize("stuck_s", [61.0, 1e6])
