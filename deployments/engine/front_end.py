@@ -211,6 +211,8 @@ def _arguments(settings: FrontEndSettings) -> Arguments:
         "--enforce-eager",
         "--disable-log-stats",
         "--enable-prompt-tokens-details",
+        # Engines refuse images; a front end that fetched them first would fetch what clients name.
+        "--language-model-only",
         # Engine requests, not HTTP ones: a list of prompts, or n, makes many of one.
         *("--max-num-queued-reqs", str(settings.engine_requests_max)),
         # The engines run this backend alone: a request for another would be rejected there.
