@@ -91,11 +91,12 @@ class WorkerNews:
         return self._flow.rejected(message.attempt, message.message, message.client_fault, now_s)
 
     def load(self, worker: str, load: frames.Load | None, now_s: float) -> Heard:
-        """A worker's word on itself; where its engine turns again, whoever waited tries again."""
+        """A worker's word on itself; where it takes work again, whoever waited tries again."""
         if load is None:
             return Heard([])
         engine = self._views.heard(worker, load, now_s)
-        return Heard(self._flow.worker_ready(now_s) if engine == "turns" else [], engine)
+        takes_work_again = engine in {"turns", "is heard"}
+        return Heard(self._flow.worker_ready(now_s) if takes_work_again else [], engine)
 
     def cache_changed(self, change: Message) -> bool:
         """What the worker's own prefix cache holds. True: we know it wrongly, ask for all."""
@@ -141,8 +142,9 @@ class WorkerNews:
     # ---- time passes ------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Effect]:
-        """Call it every TICK_S."""
+        """Call it every TICK_S. However late it comes, it has listened no longer than that."""
         self._ticked_s = now_s
+        self._views.listened(TICK_S)
         return self._flow.tick(now_s)
 
     def unresolved(self) -> list[str]:

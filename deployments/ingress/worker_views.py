@@ -1,9 +1,9 @@
 """What the router is told of the workers that are linked: whether each takes work, and hands over.
 
-A worker takes work while Serve has it, and while its engine's loop turns by the worker's own word
-(``frames.Load.stalled_s``). An answered ping says nothing: the worker's event loop answers it,
-whatever the engine does. Called by worker_news, and by engine_client for what operators may know;
-must not know requests.
+A worker takes work while Serve has it, while it is heard, and while its engine's loop turns by its
+own word (``frames.Load.stalled_s``). An answered ping says nothing: the worker's event loop answers
+it, whatever the engine does. Called by worker_news, and by engine_client for what operators may
+know; must not know requests.
 """
 
 from __future__ import annotations
@@ -23,27 +23,38 @@ if TYPE_CHECKING:  # it imports Ray, which the simulation does without
 
 log = logging.getLogger("headwater.ingress")
 
-EngineChange = Literal["stands", "turns"]
+# Three reports of the worker have not come (link_server sends one a second), and the last is about
+# to be too old for the router (report_ttl_s): by our own submissions alone the worker looks idle.
+SILENT_S = 3.0
+
+EngineChange = Literal["stands", "turns", "is heard"]
 
 
 @dataclass(slots=True)
 class _Linked:
-    """A linked worker. stalled_s: its engine's last known standstill, 0 while it turns."""
+    """A linked worker. stalled_s: its engine's last known standstill, 0 while it turns.
+
+    quiet_s: how long we have listened since its last word.
+    """
 
     view: WorkerView
     is_draining: bool = False
     stalled_s: float = 0.0
+    quiet_s: float = 0.0
+    is_silent: bool = False
     agent_problem: str = ""
 
     def state(self) -> State:
         if self.is_draining:
             return "draining"
-        return "stalled" if self.stalled_s else "ready"
+        return "stalled" if self.is_silent or self.stalled_s else "ready"
 
     def why(self) -> str:
         """Why it takes no work; empty when it does."""
         if self.is_draining:
             return "Serve is taking it away; its streams may finish"
+        if self.is_silent:
+            return f"nothing was heard from it for {self.quiet_s:.0f} s"
         return f"its engine has not turned for {self.stalled_s:.0f} s" if self.stalled_s else ""
 
 
@@ -60,11 +71,14 @@ class WorkerState:
 class WorkerViews:
     """All linked workers of one ingress, and the router's picture of them."""
 
-    def __init__(self, router: Router, *, block_size: int, stall_s: float) -> None:
-        """stall_s: an engine that has not turned for longer than this gets no new work."""
+    def __init__(
+        self, router: Router, *, block_size: int, stall_s: float, silent_s: float = SILENT_S
+    ) -> None:
+        """No new work gets who was not heard for silent_s, or whose engine stands for stall_s."""
         self._router = router
         self._block_size = block_size
         self._stall_s = stall_s
+        self._silent_s = silent_s
         self._linked: dict[str, _Linked] = {}
 
     def joined(self, welcome: frames.Welcome, node: str) -> None:
@@ -108,17 +122,32 @@ class WorkerViews:
         if load.slab_peer != linked.view.slab_peer:
             linked.view = replace(linked.view, slab_peer=load.slab_peer)
             self._router.add_worker(linked.view)
+        was_silent, linked.is_silent, linked.quiet_s = linked.is_silent, False, 0.0
         did_stand = linked.stalled_s > 0
         stands = load.stalled_s > self._stall_s
         linked.stalled_s = load.stalled_s if stands else 0.0
-        if stands == did_stand:
-            return None
         self._tell(linked)
-        if stands:
+        if stands and not did_stand:
             log.error("%s gets no new work: its engine stands for %.0f s", worker, load.stalled_s)
             return "stands"
-        log.warning("%s gets work again: its engine turns", worker)
-        return "turns"
+        if stands or not (did_stand or was_silent):
+            return None
+        change: EngineChange = "turns" if did_stand else "is heard"
+        log.warning("%s gets work again: its engine %s", worker, change)
+        return change
+
+    def listened(self, for_s: float) -> None:
+        """So long each worker could have spoken; whoever did has told ``heard``.
+
+        The caller counts the time in which it listened: while its loop stood still, words waited
+        unread, and a sound worker must not look silent for that.
+        """
+        for worker, linked in self._linked.items():
+            linked.quiet_s += for_s
+            if linked.quiet_s >= self._silent_s and not linked.is_silent:
+                linked.is_silent = True
+                log.warning("%s gets no new work: it is silent for %.0f s", worker, linked.quiet_s)
+                self._tell(linked)
 
     def _tell(self, linked: _Linked) -> None:
         state = linked.state()

@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-NOTICED_S = 30.0  # a link is given up after 10 s of silence
+NOTICED_S = 30.0  # a worker that is silent for 3 s takes no work
 
 
 def test_at_rest_the_cluster_is_alive_and_ready(cluster: Cluster) -> None:
@@ -53,8 +53,7 @@ def test_a_stopped_worker_ends_readiness_for_its_role_until_it_goes_on(
     assert body["ready"] is False
     assert body["missing"] == [role]
     (why,) = body["reasons"][role]
-    assert why.startswith(f"{victim['id']} is connecting: ")
-    assert "silent for" in why or "cannot be reached" in why
+    assert why.startswith(f"{victim['id']} is stalled: nothing was heard from it for ")
     assert set(health) == {200}
     assert len(served["choices"][0]["token_ids"]) == 3
     assert victim["id"] not in [a["worker"] for a in cluster.record(trace)["attempts"]]

@@ -242,6 +242,18 @@ MUTANTS = (
         "linked.is_draining = draining",
         "pass",
     ),
+    Mutant(
+        "a silent worker gets new work",
+        "deployments.ingress.worker_views:WorkerViews.listened",
+        "self._tell(linked)",
+        "pass",
+    ),
+    Mutant(
+        "a worker that is heard again gets no work",
+        "deployments.ingress.worker_views:WorkerViews.heard",
+        "linked.is_silent, False, 0.0",
+        "linked.is_silent, linked.is_silent, 0.0",
+    ),
     # Request flow
     Mutant(
         "late outputs are accepted",

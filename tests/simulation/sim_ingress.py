@@ -45,6 +45,7 @@ from tests.simulation.virtual_time import Process
 
 CONTEXT_TOKENS_MAX = 64
 STALL_S = 5.0  # 20 s in production
+SILENT_S = 1.5  # 3 s in production
 LIMITS = FlowLimits(
     parked_max=3,
     park_timeout_s=1.2,
@@ -93,12 +94,13 @@ class SimIngress:
         self.records = RecordStore(records_max=64)
         limits = replace(LIMITS, attempts_max=scenario.attempts_max)
         self.flow = RequestFlow(self.router, limits, self.records)
-        views = WorkerViews(self.router, block_size=BLOCK, stall_s=STALL_S)
+        views = WorkerViews(self.router, block_size=BLOCK, stall_s=STALL_S, silent_s=SILENT_S)
         self.news = WorkerNews(self.router, self.flow, views, process.clock())
         self.admission = Admission(AdmissionSettings(queue_max=3))
         self.links: dict[str, LinkEnd] = {}
         self._keeping: set[str] = set()
         self._leaving: set[str] = set()  # linked workers that Serve takes away, as it knows
+        self._quiet_ticks: dict[str, int] = {}  # since a linked worker's last word on itself
         self.lost_as_deaths: dict[str, int] = {}  # request -> worker deaths that it met
         self.is_changed = True
         process.at(0.0, "members", self.members_changed)
@@ -173,6 +175,8 @@ class SimIngress:
 
     def _submit(self, effect: SubmitAttempt) -> None:
         assert effect.worker not in self._leaving, f"I4: new work for {effect.worker}, which leaves"
+        quiet_s = self._quiet_ticks.get(effect.worker, 0) * TICK_S
+        assert quiet_s < SILENT_S, f"I4: new work for {effect.worker}, which is silent"
         given: Any = effect.payload
         max_tokens, min_tokens = given.max_tokens, given.min_tokens
         if effect.role is Role.PREFILL:  # front_end.as_prefill
@@ -255,6 +259,7 @@ class SimIngress:
         member = self._members().get(worker)
         assert isinstance(welcome, frames.Welcome)
         self.links[worker] = link
+        self._quiet_ticks[worker] = 0
         link.on_message = lambda message: self._received(worker, message)
         link.on_ended = lambda reason: self._lost(worker, link, reason)
         now_s = self.process.clock()
@@ -274,7 +279,7 @@ class SimIngress:
 
     def _lost(self, worker: str, link: LinkEnd, reason: str) -> None:
         assert self.links.get(worker) is link
-        del self.links[worker]
+        del self.links[worker], self._quiet_ticks[worker]
         self._leaving.discard(worker)
         is_member = worker in self._members()
         now_s = self.process.clock()
@@ -298,6 +303,8 @@ class SimIngress:
 
     def _received(self, worker: str, message: Any) -> None:
         now_s = self.process.clock()
+        if isinstance(message, frames.Outputs | frames.Ping) and message.load is not None:
+            self._quiet_ticks[worker] = 0
         if isinstance(message, frames.Outputs):
             outputs: Any = message.outputs
             timings, load = message.timings, message.load
@@ -319,6 +326,8 @@ class SimIngress:
     def _tick(self) -> None:
         self.process.at(TICK_S, "tick", self._tick)
         now_s = self.process.clock()
+        for worker in self._quiet_ticks:
+            self._quiet_ticks[worker] += 1
         self.carry_out(self._event("tick", lambda: self.news.tick(now_s)))
         for worker in self.news.unresolved():
             self._send(worker, frames.Resync())

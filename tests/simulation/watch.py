@@ -282,3 +282,6 @@ class Watch(StoreWatch):
         missing_workers = world.members.keys() - ingress.links.keys()
         if missing_workers:
             raise Wrong(f"I6: {ingress.name} has no link to {missing_workers}")
+        unused = [name for name in world.members if not ingress.router.is_ready(name)]
+        if unused:
+            raise Wrong(f"I4: at rest, {ingress.name} gives no work to {unused}")

@@ -9,7 +9,7 @@ from deployments.flow.flow_types import Effect, Emit, Fail, FlowLimits, Intake, 
 from deployments.flow.request_flow import RequestFlow
 from deployments.flow.request_record import RecordStore
 from deployments.ingress.worker_news import STALL_TICKS, TICK_S, Heard, WorkerNews, kv_report
-from deployments.ingress.worker_views import WorkerViews
+from deployments.ingress.worker_views import SILENT_S, WorkerViews
 from deployments.links import frames
 from kvcache.directory import DirectoryCore
 from kvcache.events import (
@@ -114,6 +114,42 @@ def test_whoever_waits_is_sent_to_the_engine_that_turns_again() -> None:
     assert heard.engine == "turns"
     (sent,) = heard.effects
     assert isinstance(sent, SubmitAttempt) and sent.worker == "d1"
+
+
+def listen(ingress: Ingress, seconds: float) -> list[Effect]:
+    """Tick for so long, in time."""
+    ticks = [ingress.news.tick((n + 1) * TICK_S) for n in range(round(seconds / TICK_S))]
+    return [effect for effects in ticks for effect in effects]
+
+
+def test_a_silent_worker_gets_nothing_new_and_nobody_counts_it_dead_yet() -> None:
+    ingress = Ingress()
+    worker = ingress.submit("r").worker
+    for name in {"d1", "d2", "p1"} - {worker}:
+        listen(ingress, SILENT_S / 2)
+        ingress.news.load(name, frames.Load(), 0.0)
+    assert not ingress.router.is_ready(worker)
+    assert worker not in {ingress.submit(f"r{n}").worker for n in range(4)}
+    attempt = ingress.flow._requests["r"].attempt
+    assert attempt is not None and attempt.worker == worker
+
+
+def test_while_all_are_silent_requests_wait_for_the_first_that_is_heard() -> None:
+    ingress = Ingress()
+    assert listen(ingress, SILENT_S) == []
+    intake = Intake("r", "r", MODEL, 10, (), 5, 0, 4096, 0.0, 0.0, None)
+    assert ingress.flow.submit(intake, 0.0) == [], "it waits"
+    heard = ingress.news.load("d2", frames.Load(), 0.1)
+    assert heard.engine == "is heard"
+    (sent,) = heard.effects
+    assert isinstance(sent, SubmitAttempt) and sent.worker == "d2"
+
+
+def test_an_ingress_that_stood_still_calls_nobody_silent() -> None:
+    ingress = Ingress()
+    for late_s in (60.0, 120.0, 180.0):  # what came meanwhile may be unread yet
+        ingress.news.tick(late_s)
+    assert all(ingress.router.is_ready(worker) for worker in ("d1", "d2", "p1"))
 
 
 def test_a_ping_without_a_load_says_nothing() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from deployments.ingress.membership import Member
-from deployments.ingress.worker_views import WorkerState, WorkerViews, readiness
+from deployments.ingress.worker_views import SILENT_S, WorkerState, WorkerViews, readiness
 from deployments.links import frames
 from router.errors import NoWorker
 from router.route import Router
@@ -119,6 +119,55 @@ def test_late_words_of_a_worker_that_is_gone_change_nothing(
     assert views.heard("gone", STUCK, 0.0) is None
     views.left("gone")
     assert router.workers("m") == ()
+
+
+# ---- workers that say nothing -----------------------------------------------------------------
+
+
+def test_a_silent_worker_gets_nothing_until_its_next_word(
+    views: WorkerViews, router: Router
+) -> None:
+    join(views, D1, D2)
+    views.listened(SILENT_S / 2)
+    views.heard("d2", TURNING, 0.0)
+    assert routed(router) == {"d1", "d2"}
+    views.listened(SILENT_S / 2)
+    assert routed(router) == {"d2"}
+    assert told(views)["d1"] == ("stalled", "nothing was heard from it for 3 s")
+    views.listened(1.0)
+    assert told(views)["d1"] == ("stalled", "nothing was heard from it for 4 s")
+    assert views.heard("d1", TURNING, 0.0) == "is heard"
+    assert routed(router) == {"d1", "d2"}
+    assert told(views)["d1"] == ("ready", "")
+    assert views.heard("d1", TURNING, 0.0) is None
+
+
+def test_a_silent_worker_whose_engine_stood_must_be_heard_to_turn(
+    views: WorkerViews, router: Router
+) -> None:
+    join(views, D1)
+    views.heard("d1", STUCK, 0.0)
+    views.listened(SILENT_S)
+    assert views.heard("d1", STUCK, 0.0) is None
+    assert told(views)["d1"] == ("stalled", "its engine has not turned for 33 s")
+    views.listened(SILENT_S)
+    assert views.heard("d1", TURNING, 0.0) == "turns"
+    assert router.is_ready("d1")
+
+
+def test_a_word_of_an_engine_that_stands_ends_the_silence_alone(
+    views: WorkerViews, router: Router
+) -> None:
+    join(views, D1)
+    views.listened(SILENT_S)
+    assert views.heard("d1", STUCK, 0.0) == "stands"
+    assert not router.is_ready("d1")
+
+
+def test_silence_is_no_standstill_of_the_engine(views: WorkerViews) -> None:
+    join(views, D1)
+    views.listened(SILENT_S)
+    assert not views.left("d1"), "a worker that Serve takes away for it is not dead"
 
 
 # ---- the node's agent -------------------------------------------------------------------------
