@@ -63,10 +63,21 @@ class WorkerLinks:
         self._members_changed()
 
     def send(self, worker: str, message: frames.Message) -> None:
-        """A worker without a link is already known as lost, or will be within this turn."""
+        """A worker without a link is already known as lost, or will be within this turn.
+
+        What fits no frame is not sent; whoever asked for an attempt hears that it is rejected.
+        """
         link = self.open.get(worker)
-        if link is not None:
+        if link is None:
+            return
+        try:
             link.send(message)
+        except LinkError as too_large:
+            log.error("%s not sent to %s: %s", type(message).__name__, worker, too_large)  # noqa: TRY400 - no bug of ours
+            if isinstance(message, frames.Submit):
+                answer = frames.Rejected(message.attempt, str(too_large), client_fault=True)
+                # Not within the caller's turn, in the middle of what it has to send.
+                asyncio.get_running_loop().call_soon(self._user.received, worker, answer)
 
     def close(self) -> None:
         """End all links."""

@@ -17,7 +17,10 @@ import msgspec
 from deployments.errors import LinkError
 
 FRAME_BYTES_BEFORE_AUTH = 4096
-FRAME_BYTES_MAX = 64 << 20
+FRAME_BYTES_MAX = 256 << 20
+# The largest HTTP body whose request still fits. Bad words grow most, to seven times: they travel
+# as text, and twice as tokens of up to three bytes each. A prompt's tokens are 5 MiB at most.
+REQUEST_BODY_BYTES_MAX = FRAME_BYTES_MAX // 8
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32
 _LENGTH = struct.Struct("<I")

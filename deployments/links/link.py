@@ -102,7 +102,10 @@ class WorkerLink:
         self.load = frames.Load()
 
     def send(self, message: frames.Message) -> None:
-        """Queue one message. A broken link is noticed by ``run``, not here."""
+        """Queue one message. A broken link is noticed by ``run``, not here.
+
+        Raises LinkError for a message that fits no frame; the link goes on.
+        """
         if not self._writer.is_closing():
             self._writer.write(frames.encode(message))
 

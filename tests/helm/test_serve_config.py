@@ -136,7 +136,7 @@ def test_what_the_ordinary_file_says_the_chart_says_in_the_same_words(
     ordinary = {
         "model": {"dtype": "float32", "max_model_len": 4096},
         "engine": {"max_num_batched_tokens": 65536, "max_num_seqs": 8},
-        "limits": {"request_body_max_bytes": 268435456},
+        "limits": {"request_body_max_bytes": 33554432},
         "router": {"caused_weight_idle": 0.25},
         "workers": {"stall_s": 30},
     }

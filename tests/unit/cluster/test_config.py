@@ -14,6 +14,7 @@ from cluster import config_sources
 from cluster.config import MIB, Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
+from deployments.links.frames import REQUEST_BODY_BYTES_MAX
 from router.settings import RouterSettings
 
 SMOLLM2_KV_BYTES_PER_TOKEN = 23_040
@@ -198,6 +199,13 @@ def test_a_broken_or_hostile_file_is_an_error(text: str, yaml_file: Path) -> Non
     yaml_file.write_text(text)
     with pytest.raises(ConfigError):
         load(file=yaml_file)
+
+
+def test_a_body_that_no_message_to_a_worker_could_hold_is_refused_with_the_limit() -> None:
+    key, most = "limits.request_body_max_bytes", REQUEST_BODY_BYTES_MAX
+    assert load("--set", f"{key}={most}").config.limits.request_body_max_bytes == most
+    with pytest.raises(ConfigError, match=rf"{key}: .* less than or equal to {most} \(given"):
+        load("--set", f"{key}={most + 1}")
 
 
 def test_a_value_with_a_tag_that_could_run_code_is_an_error(yaml_file: Path) -> None:

@@ -52,13 +52,15 @@ class User:
 
     joined: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    rejected: list[frames.Rejected] = field(default_factory=list)
 
     def worker_joined(self, member: Member, welcome: frames.Welcome) -> None:
         assert member.worker == welcome.worker
         self.joined.append(member.worker)
 
     def received(self, worker: str, message: frames.Message) -> None:
-        pass
+        if isinstance(message, frames.Rejected):
+            self.rejected.append(message)
 
     def worker_leaves(self, worker: str, *, draining: bool) -> None:
         pass
@@ -167,3 +169,26 @@ async def test_once_all_of_the_old_revision_have_gone_the_new_one_serves() -> No
         await here.stop("d1")
         await until(lambda: "d2" in here.links.open)
         assert here.links.refused == {}
+
+
+async def test_what_fits_no_frame_is_rejected_for_its_client_and_all_else_is_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site() as here:
+        await here.start("d1", "decode")
+        seen = here.servers["d1"]._events
+        assert isinstance(seen, Seen)
+        assert await seen.next_kind() == ("joined", "ingress")
+        monkeypatch.setattr(frames, "FRAME_BYTES_MAX", 1000)
+        for attempt, size in (("small", 10), ("large", 1000), ("next", 10)):
+            here.links.send("d1", frames.Submit(attempt, "decode", bytes(size), [], None))
+        here.links.send("d1", frames.Prefetch("handoff", [bytes(1000)], ""))
+        assert here.user.rejected == [], "the caller is not called back within its own turn"
+        for attempt in ("small", "next"):
+            kind, _, message = await seen.next()
+            assert kind == "received"
+            assert isinstance(message, frames.Submit) and message.attempt == attempt
+        (rejected,) = here.user.rejected
+        assert (rejected.attempt, rejected.client_fault) == ("large", True)
+        assert "the limit is 1000" in rejected.message
+        assert (list(here.links.open), here.user.lost) == (["d1"], [])
