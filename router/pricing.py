@@ -34,9 +34,10 @@ class NodeGroup:
 
 @dataclass(slots=True)
 class ModelGroup:
-    """Ready workers of a model, by node, and the sources that they can use."""
+    """Workers of a model that take work, by node, and the sources that they can use."""
 
     block_size: int
+    names: set[str] = field(default_factory=set)
     nodes: dict[str, NodeGroup] = field(default_factory=dict)
     slots: int = 0  # of decode workers
     node_of: dict[str, NodeGroup] = field(default_factory=dict)  # source -> its node

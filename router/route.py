@@ -11,6 +11,7 @@ does not weigh on the next decision.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from zlib import crc32
 
 from kvcache.directory_types import Effect, Feed
@@ -108,9 +109,9 @@ class Router:
         return None if known is None else known.view
 
     def is_ready(self, worker: str) -> bool:
-        """Whether a worker is known and takes work."""
+        """Whether a worker is known and takes work; one that drains does where none is ready."""
         known = self._workers.get(worker)
-        return known is not None and known.view.state == "ready"
+        return known is not None and worker in self._models[known.view.model].names
 
     def slots(self, model: str) -> int:
         """Decode slots of the model's ready workers (for admission)."""
@@ -235,9 +236,10 @@ class Router:
         assert set(self._loads.workers()) == set(self._workers)
         for name, model in self._models.items():
             grouped = [w for n in model.nodes.values() for w in (*n.prefills, *n.decodes)]
+            assert {w.name for w in grouped} == model.names, name
             mine = [w for w in self._workers.values() if w.view.model == name]
-            ready = {w.name for w in mine if w.view.state == "ready"}
-            assert {w.name for w in grouped} == ready, name
+            taking = {view.worker for view in _taking_work([w.view for w in mine])}
+            assert {w.name for w in grouped} == taking, name
 
     def _decision(
         self,
@@ -299,7 +301,7 @@ class Router:
         return not is_engine or source.removeprefix(ENGINE_PREFIX) in self._workers
 
     def _regroup(self, name: str) -> None:
-        """Rebuild the ready workers of a model by node, in a fixed order."""
+        """Rebuild by node, in a fixed order, the workers of a model that take work."""
         mine = sorted(
             (w for w in self._workers.values() if w.view.model == name),
             key=lambda worker: (worker.view.node, worker.view.worker),
@@ -308,10 +310,12 @@ class Router:
             self._models.pop(name, None)
             return
         model = ModelGroup(mine[0].view.block_size)
+        taking = _taking_work([worker.view for worker in mine])
         for worker in mine:
             view = worker.view
-            if view.state != "ready":
+            if view not in taking:
                 continue
+            model.names.add(worker.name)
             node = model.nodes.get(view.node)
             if node is None:
                 node = NodeGroup(view.node, worker.slab_source, len(model.nodes))
@@ -324,3 +328,9 @@ class Router:
                 node.decodes.append(worker)
                 model.slots += view.slots
         self._models[name] = model
+
+
+def _taking_work(views: Sequence[WorkerView]) -> list[WorkerView]:
+    """Those that are ready; where none is, those that drain: what has begun must end somewhere."""
+    ready = [view for view in views if view.state == "ready"]
+    return ready or [view for view in views if view.state == "draining"]

@@ -37,6 +37,10 @@ class FlowBooks:
         """Those in flight, oldest first; to be read, not changed."""
         return tuple(self._requests.values())
 
+    def is_at(self, worker: str) -> bool:
+        """Whether a worker has an attempt of ours."""
+        return any(r.attempt and r.attempt.worker == worker for r in self._requests.values())
+
     def stage_of(self, request_id: str) -> Stage | None:
         """Where a request is now; None when it has ended."""
         request = self._requests.get(request_id)

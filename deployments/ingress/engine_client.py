@@ -341,6 +341,7 @@ class EngineClient:
             now_s, flying = time.monotonic(), self.flow.in_flight().values()
             self._audits.tick(self.worker_states(), self.links.open, flying, now_s)
             self._carry_out(self.news.tick(time.monotonic()))
+            self.links.let_go(self.news.needs)
             for worker in self.news.unresolved():
                 self.links.send(worker, frames.Resync())
 

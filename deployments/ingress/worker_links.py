@@ -79,6 +79,13 @@ class WorkerLinks:
                 # Not within the caller's turn, in the middle of what it has to send.
                 asyncio.get_running_loop().call_soon(self._user.received, worker, answer)
 
+    def let_go(self, is_needed: Callable[[str], bool]) -> None:
+        """End links to workers that Serve takes away and that nobody needs: they wait for that."""
+        present = MEMBERS.present()
+        for worker, link in self.open.items():
+            if worker not in present and not is_needed(worker):
+                link.close()
+
     def close(self) -> None:
         """End all links."""
         self._stop_listening()

@@ -64,6 +64,11 @@ class WorkerNews:
         is_death = (is_member or did_stand) and now_s - self._ticked_s < STALL_TICKS * TICK_S
         return self._flow.worker_lost(worker, reason, now_s, is_death=is_death)
 
+    def needs(self, worker: str) -> bool:
+        """Whether a worker that leaves has work of ours, or is the last to give any to."""
+        is_last = any(self._flow.in_flight().values()) and self._router.is_ready(worker)
+        return self._flow.is_at(worker) or is_last
+
     # ---- workers speak ----------------------------------------------------------------------
 
     def outputs(

@@ -45,17 +45,17 @@ class _Linked:
     agent_problem: str = ""
 
     def state(self) -> State:
-        if self.is_draining:
-            return "draining"
-        return "stalled" if self.is_silent or self.stalled_s else "ready"
+        if self.is_silent or self.stalled_s:
+            return "stalled"
+        return "draining" if self.is_draining else "ready"
 
     def why(self) -> str:
         """Why it takes no work; empty when it does."""
-        if self.is_draining:
-            return "Serve is taking it away; its streams may finish"
         if self.is_silent:
             return f"nothing was heard from it for {self.quiet_s:.0f} s"
-        return f"its engine has not turned for {self.stalled_s:.0f} s" if self.stalled_s else ""
+        if self.stalled_s:
+            return f"its engine has not turned for {self.stalled_s:.0f} s"
+        return "Serve is taking it away; its streams may finish" if self.is_draining else ""
 
 
 @dataclass(frozen=True, slots=True)

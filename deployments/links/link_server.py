@@ -117,6 +117,11 @@ class LinkServer:
         if peer is not None:
             self._write(peer, message)
 
+    @property
+    def is_linked(self) -> bool:
+        """Whether any ingress is."""
+        return bool(self._peers)
+
     def broadcast(self, message: frames.Message) -> None:
         """Send one message to every ingress."""
         for ingress in list(self._peers):

@@ -72,11 +72,15 @@ class EngineServer:
     async def drain(self, *, stall_s: float, finish_s: float = math.inf) -> None:
         """Finish what is here for at most finish_s, then end.
 
-        What is left then, or is in an engine that stands for stall_s, goes on elsewhere from the
-        tokens so far: an ingress takes the end of its link for that, and for no death of a worker
-        that Serve has taken away. Its blocks are released here before the engine ends.
+        Until then, or until no ingress is linked any more: one closes its link when it needs us no
+        longer, and a request that is at prefill now may need the last decode worker. What is left
+        then, or is in an engine that stands for stall_s, goes on elsewhere from the tokens so far:
+        an ingress takes the end of its link for that, and for no death of a worker that Serve has
+        taken away. Its blocks are released here before the engine ends.
         """
-        await self._while_it_works(stall_s, until_s=self._clock() + finish_s)
+        await self._while_it_works(
+            stall_s, until_s=self._clock() + finish_s, is_linked=self._is_linked
+        )
         left = self.loop.attempts
         await asyncio.sleep(DRAIN_POLL_S)  # the last outputs are on their way to the links
         if self._links is not None:
@@ -90,12 +94,23 @@ class EngineServer:
         if self.loop.stalled_s() <= stall_s:  # the process ends as we return
             await asyncio.to_thread(self.loop.wait_ended, ENGINE_END_TIMEOUT_S)
 
-    async def _while_it_works(self, stall_s: float, *, until_s: float = math.inf) -> None:
+    async def _while_it_works(
+        self,
+        stall_s: float,
+        *,
+        until_s: float = math.inf,
+        is_linked: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Return when nothing is here, or the engine stands, or it is until_s."""
         while (  # noqa: ASYNC110 - the thread has no event of this loop
-            not self.loop.idle and self.loop.stalled_s() <= stall_s and self._clock() < until_s
+            (not self.loop.idle or is_linked())
+            and self.loop.stalled_s() <= stall_s
+            and self._clock() < until_s
         ):
             await asyncio.sleep(DRAIN_POLL_S)
+
+    def _is_linked(self) -> bool:
+        return self._links is not None and self._links.is_linked
 
     def load_now(self) -> frames.Load:
         """The engine thread's last word, how long ago the thread last turned, and our slab."""

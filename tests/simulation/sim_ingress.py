@@ -174,7 +174,9 @@ class SimIngress:
                 self._front_end.failed(effect.request_id, effect.code)
 
     def _submit(self, effect: SubmitAttempt) -> None:
-        assert effect.worker not in self._leaving, f"I4: new work for {effect.worker}, which leaves"
+        others = [v.worker for v in self.router.workers(MODEL) if v.state == "ready"]
+        may = effect.worker not in self._leaving or not others
+        assert may, f"I4: new work for {effect.worker}, which leaves, with {others} at hand"
         quiet_s = self._quiet_ticks.get(effect.worker, 0) * TICK_S
         assert quiet_s < SILENT_S, f"I4: new work for {effect.worker}, which is silent"
         given: Any = effect.payload
@@ -329,6 +331,8 @@ class SimIngress:
         for worker in self._quiet_ticks:
             self._quiet_ticks[worker] += 1
         self.carry_out(self._event("tick", lambda: self.news.tick(now_s)))
+        for worker in [w for w in sorted(self._leaving) if not self.news.needs(w)]:
+            self.links[worker].close("not needed")
         for worker in self.news.unresolved():
             self._send(worker, frames.Resync())
 

@@ -219,7 +219,7 @@ class SimWorker:
             self._is_idle = True
             if not loop._inbox.empty():
                 self._wake()
-            elif self.draining and loop.idle:
+            elif self.draining and loop.idle and not self.links:
                 self.process.at(0.1, "drained", self.on_drained)
             return
         tokens = engine.begin_step()

@@ -94,6 +94,21 @@ def test_a_draining_worker_gets_no_hand_over(world: World) -> None:
     finish(world)
 
 
+def test_what_has_begun_goes_on_at_workers_that_drain_where_all_do(world: World) -> None:
+    world.join("p1", "d1", "d2")
+    world.submit(Job("r"))
+    planned = world.record("r").decisions[-1].decode
+    for name in ("p1", "d1", "d2"):
+        world.view(name, "draining")
+    world.turn("p1")
+    assert (world.at("r"), world.attempts[-1].role) == (planned, Role.DECODE)
+    world.submit(Job("late"))  # whose client was let in a moment before
+    assert world.at("late") == "p1"
+    finish(world)
+    finish(world, "late")
+    assert world.flow.role_fallbacks_total == 0
+
+
 def test_when_the_last_decode_worker_is_gone_a_prefill_worker_serves_the_request(
     world: World,
 ) -> None:

@@ -201,7 +201,7 @@ def test_another_prefill_attempt_has_a_hand_off_of_its_own(world: World) -> None
 def test_the_older_hand_off_ends_where_its_worker_is_back(world: World) -> None:
     world.join("p1", "d1")
     world.submit(Job("r"))
-    world.view("d1", "draining")
+    world.view("d1", "stalled")
     world.lose("p1", dies=False)
     world.view("d1")
     world.join("p1")
@@ -248,7 +248,7 @@ def test_a_decode_worker_that_was_full_leaves_the_key_to_the_next(world: World) 
 def test_a_request_that_fails_while_it_waits_ends_its_hand_off(world: World) -> None:
     world.join("p1", "d1")
     handed_over(world)
-    world.view("p1", "draining")
+    world.view("p1", "stalled")
     world.lose("d1")
     world.tick(61.0)
     assert world.clients["r"].ends == ["no_worker"]

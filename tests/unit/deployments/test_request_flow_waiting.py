@@ -163,7 +163,7 @@ def test_a_first_token_starts_the_wait_anew(world: World) -> None:
     assert world.at("r") == "d1"
     will_reject(world, "d1")
     for name in ("p1", "d1"):
-        world.view(name, "draining")
+        world.view(name, "stalled")
     world.turn("d1")
     world.tick(59.0)
     assert world.flow.stage_of("r") is Stage.PARKED

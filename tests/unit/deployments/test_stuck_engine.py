@@ -15,7 +15,7 @@ import pytest
 
 from deployments.ingress.worker_views import Readiness, WorkerViews, readiness
 from deployments.links import frames
-from deployments.links.link import LinkSettings
+from deployments.links.link import LinkSettings, WorkerLink
 from router.errors import NoWorker
 from router.route import Router
 from tests.unit.deployments.engine_world import PING_S, Worker, worker
@@ -31,6 +31,7 @@ EAGER = LinkSettings(connect_timeout_s=WAIT_S, ping_interval_s=PING_S, silence_s
 class Ingress:
     """The ingress's end: its views, and all that came."""
 
+    link: WorkerLink
     router: Router = field(default_factory=Router)
     changes: list[str] = field(default_factory=list)
     loads: list[frames.Load] = field(default_factory=list)
@@ -81,8 +82,8 @@ class Ingress:
 
 @asynccontextmanager
 async def linked(to: Worker) -> AsyncIterator[Ingress]:
-    ingress = Ingress()
     link = await connect(to.port, settings=EAGER)
+    ingress = Ingress(link)
     ingress.views.joined(link.welcome, MEMBER.node)
     running = asyncio.create_task(link.run(ingress.take))
     running.add_done_callback(ingress.lost)
@@ -170,6 +171,11 @@ async def test_a_drain_waits_for_an_engine_that_turns() -> None:
         await ingress.until(lambda: ingress.pongs > 20)  # its links would be closed by now
         assert not drain.done()
         here.engine.may_step.set()
+        await ingress.until(lambda: ingress.loads[-1].steps == 1)
+        heard = ingress.pongs
+        await ingress.until(lambda: ingress.pongs > heard + 20)
+        assert not drain.done(), "an ingress may need it still"
+        ingress.link.close()
         async with asyncio.timeout(WAIT_S):
             await drain
         assert here.engine.steps == 1

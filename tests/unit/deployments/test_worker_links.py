@@ -192,3 +192,21 @@ async def test_what_fits_no_frame_is_rejected_for_its_client_and_all_else_is_sen
         assert (rejected.attempt, rejected.client_fault) == ("large", True)
         assert "the limit is 1000" in rejected.message
         assert (list(here.links.open), here.user.lost) == (["d1"], [])
+
+
+async def test_a_link_to_a_worker_that_leaves_ends_once_nobody_needs_it() -> None:
+    async with site() as here:
+        await here.start("p1", "prefill")
+        await here.start("d1", "decode")
+        here.links.let_go(lambda _: False)
+        assert here.links.open.keys() == {"p1", "d1"}, "neither leaves"
+        del here.members["d1"]
+        MEMBERS.replace("test", list(here.members.values()))
+        here.links.let_go(lambda worker: worker == "d1")
+        await asyncio.sleep(0)
+        assert "d1" in here.links.open
+        assert here.servers["d1"].is_linked
+        here.links.let_go(lambda _: False)
+        await until(lambda: not here.servers["d1"].is_linked)
+        await until(lambda: here.user.lost == ["d1"])
+        assert here.links.open.keys() == {"p1"}

@@ -102,6 +102,20 @@ def test_a_draining_worker_gets_nothing_new_and_comes_back() -> None:
     assert ingress.router.is_ready("d1")
 
 
+def test_a_worker_that_leaves_is_needed_for_what_it_has_and_where_no_other_is_left() -> None:
+    ingress = Ingress()
+    busy = ingress.submit("r").worker
+    idle = "d2" if busy == "d1" else "d1"
+    for name in (busy, idle):
+        ingress.news.leaves(name, draining=True)
+    assert ingress.news.needs(busy)
+    assert not ingress.news.needs(idle), "p1 would serve"
+    ingress.news.leaves("p1", draining=True)
+    assert ingress.news.needs(idle) and ingress.news.needs("p1")
+    ingress.flow.abort(["r"], 0.0, cancelled=True)
+    assert not any(ingress.news.needs(name) for name in ("p1", "d1", "d2"))
+
+
 def test_whoever_waits_is_sent_to_the_engine_that_turns_again() -> None:
     ingress = Ingress()
     stuck = frames.Load(stalled_s=STALL_S + 1.0)

@@ -95,7 +95,8 @@ def test_draining_and_stalled_at_once_needs_both_to_end(views: WorkerViews, rout
     join(views, D1)
     views.leaves("d1", draining=True)
     views.heard("d1", STUCK, 0.0)
-    assert told(views)["d1"][0] == "draining"
+    assert told(views)["d1"][0] == "stalled"
+    assert not router.is_ready("d1"), "not even where no other is left"
     views.leaves("d1", draining=False)
     assert told(views)["d1"][0] == "stalled"
     assert not router.is_ready("d1")

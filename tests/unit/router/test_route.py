@@ -213,6 +213,26 @@ def test_requests_go_round_a_worker_that_is_excluded_draining_or_lost(router: Ro
     assert router.route(ask(excluded=("d1",)), 0.0).decode == "d2"
 
 
+def test_workers_that_drain_take_work_only_where_all_do(router: Router) -> None:
+    add(router, "p1", "d1", "d2")
+    for name in ("d1", "d2"):
+        add(router, name, state="draining")
+    with pytest.raises(NoWorker):
+        router.route(ask(), 0.0)
+    assert not router.is_ready("d1")
+    add(router, "p1", state="draining")
+    decided = router.route(ask(800), 0.0)
+    assert decided.decode in {"d1", "d2"}
+    assert router.is_ready("d1") and router.is_ready("p1")
+    assert router.slots("m") > 0
+    add(router, "d1", state="stalled")
+    assert router.route(ask(), 0.0).decode == "d2"
+    add(router, "d3")
+    assert router.route(ask(), 0.0).decode == "d3"
+    assert not router.is_ready("d2")
+    router.validate()
+
+
 def test_a_prefill_worker_can_be_insisted_on_and_forbidden(router: Router) -> None:
     add(router, "p1", "d1")
     assert router.route(ask(20, needs=True), 0.0).prefill == "p1"
