@@ -3,7 +3,9 @@
 Workers report totals and gauges (`figures_of`, called by worker.py); Serve keeps each as a series
 of (time, value), the last one for ever, so that a worker that has gone silent looks as it did then.
 Hence the age: `reading_of` answers with words where a worker's figures are old, incomplete or no
-numbers. Called by serve_policy.py and worker.py. Pure; must not take silence for idleness.
+numbers. The times of a series are by the clock of the worker's node, so that they tell no age here:
+figures are as old as the last change of the engine's own clock among them (`last_heard`). Called by
+serve_policy.py and worker.py. Pure; must not take silence for idleness.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ FIGURES = (*GAUGES, *TOTALS, SLOTS)
 class Point(Protocol):
     """One value of a series, as Serve's TimeStampedValue is."""
 
-    timestamp: float
     value: float
+
+
+Heard = tuple[float, float]  # an engine's clock, and when it was first known here to say that
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +62,40 @@ def figures_of(load: object, slots: int) -> dict[str, float]:
     return {name: float(getattr(load, name)) for name in (*GAUGES, *TOTALS)} | {SLOTS: float(slots)}
 
 
+def last_heard(
+    series: Mapping[str, Sequence[Point]], before: Heard | None, now_s: float
+) -> Heard | None:
+    """When a worker's engine last said another time than before. None: it never did.
+
+    An idle engine's clock goes on as well. One that was never known before is taken to be new.
+    """
+    clock = series.get("clock_s")
+    if not clock:
+        return None
+    clock_s = float(clock[-1].value)
+    if before is None or before[0] != clock_s:
+        return clock_s, now_s
+    return clock_s, min(before[1], now_s)  # the clock here may have been set back
+
+
 def reading_of(
-    series: Mapping[str, Sequence[Point]], now_s: float, silent_s: float
+    series: Mapping[str, Sequence[Point]], heard: Heard | None, now_s: float, silent_s: float
 ) -> WorkerReading | Silent:
-    """series: of one worker, by figure, oldest first; now_s: by the clock of their times."""
+    """series: of one worker, by figure, oldest first. now_s: by the clock of last_heard."""
     missing = [name for name in FIGURES if not series.get(name)]
     if len(missing) == len(FIGURES):
         return Silent("has not reported yet")
     if missing:
         return Silent(f"reports no {missing[0]}")
-    last = {name: series[name][-1] for name in FIGURES}
-    age_s = now_s - min(point.timestamp for point in last.values())
-    if age_s > silent_s:
-        return Silent(f"was heard {age_s:.0f} s ago")
-    now = {name: float(point.value) for name, point in last.items()}
+    now = {name: float(series[name][-1].value) for name in FIGURES}
     wrong = [name for name, value in now.items() if not (math.isfinite(value) and value >= 0)]
     if wrong:
         return Silent(f"reports {wrong[0]} = {now[wrong[0]]}")
     if now["stalled_s"] > silent_s:
         return Silent(f"its engine has not turned for {now['stalled_s']:.0f} s")
+    age_s = 0.0 if heard is None else now_s - heard[1]
+    if age_s > silent_s:
+        return Silent(f"was heard {age_s:.0f} s ago")
     if not (now[SLOTS] and now["total_blocks"]):
         return Silent("reports no slots, or no KV blocks")
     past = {name: now[name] - float(series[name][0].value) for name in TOTALS}

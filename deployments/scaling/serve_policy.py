@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.scaling.notes import Note, publish
 from deployments.scaling.policy import Decision, ScalingRules, ScalingState, decide
-from deployments.scaling.readings import Point, reading_of
+from deployments.scaling.readings import Point, last_heard, reading_of
 from deployments.scaling.signals import Bounds, RoleName
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ log = logging.getLogger("ray.serve")  # the controller's own, so that an operato
 DECIDE_INTERVAL_S = 1.0
 NOTE_INTERVAL_S = 5.0
 STATE, DECIDED_S, NOTED_S, NOTED = "scaling", "decided_s", "noted_s", "noted"
+HEARD = "heard"  # by running worker
 
 
 class RoleScaling:
@@ -59,14 +60,17 @@ class RoleScaling:
         target = int(context.target_num_replicas)
         if decided_s is not None and 0 <= now_s - decided_s < DECIDE_INTERVAL_S:
             return target, kept
-        series = _by_worker(context)
+        told = _by_worker(context)
+        series = {name: told.get(name, {}) for name in map(_name, context.running_replicas)}
+        before = kept.get(HEARD, {})
+        heard = {name: last_heard(of, before.get(name), now_s) for name, of in series.items()}
         workers = {
-            name: reading_of(series.get(name, {}), now_s, self._rules.silent_s)
-            for name in map(_name, context.running_replicas)
+            name: reading_of(of, heard[name], now_s, self._rules.silent_s)
+            for name, of in series.items()
         }
-        before = ScalingState(**kept.get(STATE, {}))
-        found = decide(self._rules, self._role, workers, target, now_s, before)
-        kept |= {STATE: asdict(found.state), DECIDED_S: now_s}
+        state = ScalingState(**kept.get(STATE, {}))
+        found = decide(self._rules, self._role, workers, target, now_s, state)
+        kept |= {STATE: asdict(found.state), DECIDED_S: now_s, HEARD: heard}
         self._note(found, target, kept, now_s)
         return found.replicas, kept
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from deployments.scaling.policy import Decision, ScalingRules, ScalingState, decide
-from deployments.scaling.readings import FIGURES, reading_of
+from deployments.scaling.readings import FIGURES, Heard, last_heard, reading_of
 from deployments.scaling.signals import RoleName
 
 TICK_S = 0.5
@@ -139,6 +139,7 @@ class Fleet:
         self.decisions: list[tuple[float, int, Decision]] = []
         self.waits_s: list[tuple[float, float]] = []
         self._decided_s = self.now_s
+        self._heard: dict[str, Heard | None] = {}
 
     def _new(self, start_s: float) -> SimWorker:
         return SimWorker(f"{self.role}-{next(self._names)}", self.now_s + start_s)
@@ -172,8 +173,12 @@ class Fleet:
             self.tick()
 
     def _decide(self) -> None:
+        self._heard = {
+            one.name: last_heard(one.series, self._heard.get(one.name), self.now_s)
+            for one in self.running
+        }
         readings = {
-            one.name: reading_of(one.series, self.now_s, self.rules.silent_s)
+            one.name: reading_of(one.series, self._heard[one.name], self.now_s, self.rules.silent_s)
             for one in self.running
         }
         found = decide(self.rules, self.role, readings, self.target, self.now_s, self.state)

@@ -7,7 +7,15 @@ import math
 import pytest
 
 from deployments.links.frames import Load
-from deployments.scaling.readings import FIGURES, Silent, WorkerReading, figures_of, reading_of
+from deployments.scaling.readings import (
+    FIGURES,
+    Heard,
+    Silent,
+    WorkerReading,
+    figures_of,
+    last_heard,
+    reading_of,
+)
 from tests.unit.deployments.scaling.sim_fleet import Point
 
 NOW_S = 1000.0
@@ -24,14 +32,15 @@ LAST = Load(
     computed_tokens_total=400,
     generated_tokens_total=30,
 )
+NEW = (90.0, NOW_S)
 
 
-def series(*loads: Load, last_s: float = NOW_S) -> dict[str, list[Point]]:
-    """A report every 10 s."""
+def series(*loads: Load, skew_s: float = 0.0) -> dict[str, list[Point]]:
+    """A report every 10 s; skew_s: of the clock of the worker's node."""
     found: dict[str, list[Point]] = {}
     for number, load in enumerate(reversed(loads)):
         for name, value in figures_of(load, 16).items():
-            found.setdefault(name, []).insert(0, Point(last_s - 10 * number, value))
+            found.setdefault(name, []).insert(0, Point(NOW_S + skew_s - 10 * number, value))
     return found
 
 
@@ -42,7 +51,7 @@ def test_a_worker_reports_every_figure_as_a_number_that_serve_takes() -> None:
 
 
 def test_totals_become_differences_over_the_time_that_was_kept() -> None:
-    assert reading_of(series(FIRST, LAST), NOW_S, 30.0) == WorkerReading(
+    assert reading_of(series(FIRST, LAST), NEW, NOW_S, 30.0) == WorkerReading(
         running=3,
         waiting=2,
         queued_tokens=50,
@@ -58,20 +67,47 @@ def test_totals_become_differences_over_the_time_that_was_kept() -> None:
 
 
 def test_totals_that_began_anew_give_no_difference() -> None:
-    found = reading_of(series(LAST, FIRST), NOW_S, 30.0)
+    found = reading_of(series(LAST, FIRST), NEW, NOW_S, 30.0)
     assert isinstance(found, WorkerReading)
     assert (found.window_s, found.steps, found.busy_s) == (0, 0, 0)
 
 
 def said(given: dict[str, list[Point]]) -> str:
-    found = reading_of(given, NOW_S, 30.0)
+    found = reading_of(given, NEW, NOW_S, 30.0)
     assert isinstance(found, Silent)
     return found.why
 
 
-def test_the_last_word_of_a_worker_counts_only_while_it_is_new() -> None:
-    assert isinstance(reading_of(series(LAST, last_s=NOW_S - 30), NOW_S, 30.0), WorkerReading)
-    assert said(series(LAST, last_s=NOW_S - 31)) == "was heard 31 s ago"
+def heard_over(looks: int, every_s: float, *, goes_on: bool, skew_s: float = 0.0) -> Heard:
+    """What is known after so many looks at a worker whose engine's clock goes on, or not."""
+    heard = None
+    for number in range(looks):
+        clock_s = 90.0 + every_s * number * goes_on
+        told = series(Load(clock_s=clock_s), skew_s=skew_s)
+        heard = last_heard(told, heard, NOW_S + every_s * number)
+    assert heard is not None
+    return heard
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, -31.0, 0.0, 31.0, 3600.0])
+def test_the_last_word_counts_only_while_it_is_new_whatever_the_clock_of_its_node(
+    skew_s: float,
+) -> None:
+    told = series(LAST, skew_s=skew_s)
+    spoke = heard_over(10, 10.0, goes_on=True, skew_s=skew_s)
+    assert isinstance(reading_of(told, spoke, NOW_S + 90.0, 30.0), WorkerReading)
+    fell_silent = heard_over(4, 10.0, goes_on=False, skew_s=skew_s)
+    assert isinstance(reading_of(told, fell_silent, NOW_S + 30.0, 30.0), WorkerReading)
+    assert reading_of(told, fell_silent, NOW_S + 31.0, 30.0) == Silent("was heard 31 s ago")
+
+
+def test_a_clock_here_that_is_set_back_makes_no_time_that_is_still_to_come() -> None:
+    heard = last_heard(series(LAST), (90.0, NOW_S), NOW_S - 3600.0)
+    assert heard == (90.0, NOW_S - 3600.0)
+
+
+def test_a_worker_without_a_clock_was_never_heard() -> None:
+    assert last_heard({}, (90.0, NOW_S), NOW_S) is None
 
 
 def test_a_worker_whose_engine_stands_is_not_idle() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID, TimeStampedValue
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
@@ -35,7 +36,11 @@ def autoscaling(role: Role, config: Config) -> AutoscalingConfig:
 
 
 class Controller:
-    """Calls the policy as Serve's does, in its own wrapper, and keeps what it gives."""
+    """Calls the policy as Serve's does, in its own wrapper, and keeps what it gives.
+
+    Each replica reports at each call, by its node's clock, and its engine's clock goes on: but for
+    those that are silent.
+    """
 
     def __init__(self, config: AutoscalingConfig) -> None:
         self.config = config
@@ -46,13 +51,18 @@ class Controller:
         self.state: dict[str, Any] = {}
         self.target = config.initial_replicas or 1
         self.now_s = NOW_S
+        self.skews_s: dict[ReplicaID, float] = {}
+        self.silent_since_s: dict[ReplicaID, float] = {}
 
-    def loop(self, loads: dict[ReplicaID, tuple[Load, float]]) -> int:
-        """loads: what each running replica said last, and how long ago."""
+    def loop(self, loads: dict[ReplicaID, Load]) -> int:
+        """loads: what each running replica said last."""
         raw: dict[str, dict[ReplicaID, list[TimeStampedValue]]] = {}
-        for replica, (load, age_s) in loads.items():
-            for name, value in figures_of(load, 16).items():
-                raw.setdefault(name, {})[replica] = [TimeStampedValue(self.now_s - age_s, value)]
+        for replica, load in loads.items():
+            said_s = self.silent_since_s.get(replica, self.now_s)
+            at_s = said_s + self.skews_s.get(replica, 0.0)
+            figures = figures_of(msgspec.structs.replace(load, clock_s=said_s - NOW_S), 16)
+            for name, value in figures.items():
+                raw.setdefault(name, {})[replica] = [TimeStampedValue(at_s, value)]
         context = AutoscalingContext(
             deployment_id=DEPLOYMENT,
             deployment_name=DEPLOYMENT.name,
@@ -76,7 +86,7 @@ class Controller:
         self.now_s += 0.1
         return self.target
 
-    def run(self, seconds: float, loads: dict[ReplicaID, tuple[Load, float]]) -> int:
+    def run(self, seconds: float, loads: dict[ReplicaID, Load]) -> int:
         for _ in range(round(10 * seconds)):
             self.loop(loads)
         return self.target
@@ -90,30 +100,44 @@ IDLE = Load(total_blocks=10, free_blocks=10)
 def test_serve_follows_the_policy_up_and_down_at_once_when_it_decides() -> None:
     serve = Controller(autoscaling(Role.PREFILL, CONFIG))
     first, second = REPLICAS
-    assert serve.run(1.5, {first: (BUSY, 0.5)}) == 1
-    assert serve.run(2, {first: (BUSY, 0.5)}) == 2
-    assert serve.run(1, {first: (IDLE, 0.5), second: (IDLE, 0.5)}) == 2
-    assert serve.run(6, {first: (IDLE, 0.5), second: (IDLE, 0.5)}) == 1
+    assert serve.run(1.5, {first: BUSY}) == 1
+    assert serve.run(2, {first: BUSY}) == 2
+    assert serve.run(1, {first: IDLE, second: IDLE}) == 2
+    assert serve.run(6, {first: IDLE, second: IDLE}) == 1
     changes = [(note.action, note.replicas) for note in serve.told if note.action != "holds"]
     assert changes == [("up", 2), ("down", 1)]
     assert serve.told[0].app == "headwater" and serve.told[0].role == "prefill"
     assert (serve.told[0].replicas_min, serve.told[0].replicas_max) == (1, 2)
 
 
-def test_silence_keeps_the_size_in_serve_too_and_the_note_says_so() -> None:
+@pytest.mark.parametrize("skew_s", [0.0, 3600.0])
+def test_silence_keeps_the_size_in_serve_too_and_the_note_says_so(skew_s: float) -> None:
     serve = Controller(autoscaling(Role.PREFILL, CONFIG))
     first, second = REPLICAS
-    serve.run(4, {first: (BUSY, 0.5)})
-    assert serve.run(60, {first: (IDLE, 0.5), second: (IDLE, 99.0)}) == 2
-    assert serve.told[-1].why.endswith("none is taken away, since def was heard 99 s ago")
+    serve.run(4, {first: BUSY})
+    serve.skews_s[second] = skew_s
+    serve.run(1, {first: BUSY, second: BUSY})
+    serve.silent_since_s[second] = serve.now_s
+    serve.run(EAGER.silent_s + 1, {first: BUSY, second: IDLE})
+    assert serve.run(60, {first: IDLE, second: IDLE}) == 2
+    assert "none is taken away, since def was heard " in serve.told[-1].why
     assert serve.run(60, {}) == 2
     assert serve.told[-1].why == "no worker runs yet"
     assert serve.told[-1].last_change is not None and serve.told[-1].last_change["after"] == 2
 
 
+def test_a_node_whose_clock_is_wrong_is_not_taken_for_silent() -> None:
+    serve = Controller(autoscaling(Role.PREFILL, CONFIG))
+    first, second = REPLICAS
+    serve.run(4, {first: BUSY})
+    serve.skews_s[second] = -3600.0
+    assert serve.run(20, {first: IDLE, second: IDLE}) == 1
+    assert not any("was heard" in note.why for note in serve.told)
+
+
 def test_notes_are_written_every_few_seconds_not_ten_times_a_second() -> None:
     serve = Controller(autoscaling(Role.PREFILL, CONFIG))
-    serve.run(20, {REPLICAS[0]: (IDLE, 0.5)})
+    serve.run(20, {REPLICAS[0]: IDLE})
     assert 3 <= len(serve.told) <= 5
 
 
