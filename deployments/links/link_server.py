@@ -84,6 +84,7 @@ class LinkServer:
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.load_now: Callable[[], frames.Load] = frames.Load  # asked for each OUTPUTS and PING
+        self._used_s = time.monotonic()
         self.dropped_slow_total = 0
         self.strangers = 0  # connections that have not proved themselves yet
 
@@ -92,8 +93,17 @@ class LinkServer:
         self._server = await asyncio.start_server(self._accept, host, port)
         task = asyncio.create_task(self._watch())
         self._tasks.add(task)
+        self._used_s = time.monotonic()
         listening: int = self._server.sockets[0].getsockname()[1]
         return listening
+
+    def unused_s(self) -> float:
+        """Seconds since any ingress last said something, or since we listen.
+
+        Not since the last link: an ingress that will not have us beside the others opens one again
+        and again, and leaves without a word. One that uses its link pings.
+        """
+        return time.monotonic() - self._used_s
 
     # ---- outputs ----------------------------------------------------------------------------
 
@@ -195,7 +205,7 @@ class LinkServer:
                 message = await frames.read(reader)
                 if self._peers.get(ingress) is not peer:
                     break  # dropped: what it had sent before is fenced like the rest
-                peer.heard_s = time.monotonic()
+                self._used_s = peer.heard_s = time.monotonic()
                 if isinstance(message, frames.Ping):
                     self._write(peer, frames.Pong())
                 elif not isinstance(message, frames.Pong):

@@ -17,8 +17,8 @@ from typing import Protocol
 
 GAUGES = ("running", "waiting", "queued_tokens", "free_blocks", "total_blocks", "stalled_s")
 TOTALS = ("steps", "busy_s_total", "computed_tokens_total", "generated_tokens_total", "clock_s")
-SLOTS = "slots"
-FIGURES = (*GAUGES, *TOTALS, SLOTS)
+SLOTS, UNLINKED_S = "slots", "unlinked_s"
+FIGURES = (*GAUGES, *TOTALS, SLOTS, UNLINKED_S)
 
 
 class Point(Protocol):
@@ -57,9 +57,13 @@ class Silent:
     why: str
 
 
-def figures_of(load: object, slots: int) -> dict[str, float]:
-    """What a worker reports: all numbers, as Serve wants them. load: a links.frames.Load."""
-    return {name: float(getattr(load, name)) for name in (*GAUGES, *TOTALS)} | {SLOTS: float(slots)}
+def figures_of(load: object, slots: int, *, unlinked_s: float) -> dict[str, float]:
+    """What a worker reports: all numbers, as Serve wants them.
+
+    load: a links.frames.Load. unlinked_s: how long no ingress has used it.
+    """
+    of_load = {name: float(getattr(load, name)) for name in (*GAUGES, *TOTALS)}
+    return of_load | {SLOTS: float(slots), UNLINKED_S: float(unlinked_s)}
 
 
 def last_heard(
@@ -93,6 +97,8 @@ def reading_of(
         return Silent(f"reports {wrong[0]} = {now[wrong[0]]}")
     if now["stalled_s"] > silent_s:
         return Silent(f"its engine has not turned for {now['stalled_s']:.0f} s")
+    if now[UNLINKED_S] > silent_s:  # one that has just started may be idle without a link
+        return Silent(f"is used by no ingress for {now[UNLINKED_S]:.0f} s")
     age_s = 0.0 if heard is None else now_s - heard[1]
     if age_s > silent_s:
         return Silent(f"was heard {age_s:.0f} s ago")

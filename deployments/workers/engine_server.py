@@ -117,6 +117,10 @@ class EngineServer:
         now = {"stalled_s": self.loop.stalled_s(), "slab_peer": self.loop.slab_peer}
         return msgspec.structs.replace(self._load, **now)
 
+    def unlinked_s(self) -> float:
+        """Seconds in which no ingress has used a link; 0 before we listen."""
+        return 0.0 if self._links is None else self._links.unused_s()
+
     # ---- from the engine thread -------------------------------------------------------------
 
     def _deliver_from_engine(self, deliveries: list[StepDelivery], load: frames.Load) -> None:

@@ -172,7 +172,8 @@ class EngineWorker:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's autoscaler learns of this worker, and so our policy."""
-        return figures_of(self._server.load_now(), self._engine_settings.max_num_seqs)
+        load, unlinked_s = self._server.load_now(), self._server.unlinked_s()
+        return figures_of(load, self._engine_settings.max_num_seqs, unlinked_s=unlinked_s)
 
     async def check_health(self) -> None:
         """Judge by the engine loop's progress. Raises RuntimeError when it stands still."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,6 +103,26 @@ async def test_a_ping_is_answered_and_is_not_the_workers_business() -> None:
         end.write(frames.Pong())
         end.write(frames.Resync())
         assert await worker.seen.next() == ("received", "i1", frames.Resync())
+
+
+async def test_an_ingress_that_links_and_leaves_without_a_word_has_not_used_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(link_server, "time", SimpleNamespace(monotonic=lambda: now_s))
+    async with worker_end() as worker:
+        now_s += 40.0
+        async with raw_ingress(worker.port) as end:
+            await joined(worker, end)
+        assert await worker.seen.next_kind() == ("left", "i1")
+        assert worker.server.unused_s() == 40.0
+        async with raw_ingress(worker.port) as end:
+            await joined(worker, end)
+            end.write(frames.Ping())
+            assert await end.read() == frames.Pong()
+            assert worker.server.unused_s() == 0.0
+            now_s += 7.0
+            assert worker.server.unused_s() == 7.0
 
 
 # ---- who leaves -----------------------------------------------------------------------------

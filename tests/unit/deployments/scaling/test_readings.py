@@ -39,13 +39,13 @@ def series(*loads: Load, skew_s: float = 0.0) -> dict[str, list[Point]]:
     """A report every 10 s; skew_s: of the clock of the worker's node."""
     found: dict[str, list[Point]] = {}
     for number, load in enumerate(reversed(loads)):
-        for name, value in figures_of(load, 16).items():
+        for name, value in figures_of(load, 16, unlinked_s=0.0).items():
             found.setdefault(name, []).insert(0, Point(NOW_S + skew_s - 10 * number, value))
     return found
 
 
 def test_a_worker_reports_every_figure_as_a_number_that_serve_takes() -> None:
-    told = figures_of(LAST, 16)
+    told = figures_of(LAST, 16, unlinked_s=2)
     assert told.keys() == set(FIGURES)
     assert {type(value) for value in told.values()} == {float}
 
@@ -114,6 +114,14 @@ def test_a_worker_whose_engine_stands_is_not_idle() -> None:
     assert said(series(Load(total_blocks=10, stalled_s=45.0))) == (
         "its engine has not turned for 45 s"
     )
+
+
+def test_a_worker_that_no_ingress_uses_is_not_idle_once_it_had_time_to_be_linked() -> None:
+    given = series(LAST)
+    given["unlinked_s"][-1].value = 30.0
+    assert isinstance(reading_of(given, NEW, NOW_S, 30.0), WorkerReading)
+    given["unlinked_s"][-1].value = 31.0
+    assert said(given) == "is used by no ingress for 31 s"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])

@@ -52,6 +52,7 @@ class Controller:
         self.target = config.initial_replicas or 1
         self.now_s = NOW_S
         self.skews_s: dict[ReplicaID, float] = {}
+        self.unlinked_s: dict[ReplicaID, float] = {}
         self.silent_since_s: dict[ReplicaID, float] = {}
 
     def loop(self, loads: dict[ReplicaID, Load]) -> int:
@@ -60,7 +61,8 @@ class Controller:
         for replica, load in loads.items():
             said_s = self.silent_since_s.get(replica, self.now_s)
             at_s = said_s + self.skews_s.get(replica, 0.0)
-            figures = figures_of(msgspec.structs.replace(load, clock_s=said_s - NOW_S), 16)
+            now = msgspec.structs.replace(load, clock_s=said_s - NOW_S)
+            figures = figures_of(now, 16, unlinked_s=self.unlinked_s.get(replica, 0.0))
             for name, value in figures.items():
                 raw.setdefault(name, {})[replica] = [TimeStampedValue(at_s, value)]
         context = AutoscalingContext(
@@ -133,6 +135,20 @@ def test_a_node_whose_clock_is_wrong_is_not_taken_for_silent() -> None:
     serve.skews_s[second] = -3600.0
     assert serve.run(20, {first: IDLE, second: IDLE}) == 1
     assert not any("was heard" in note.why for note in serve.told)
+
+
+def test_a_worker_that_no_ingress_uses_is_no_room_for_what_waits() -> None:
+    role = WorkerRoleConfig(replicas=2, replicas_max=3)
+    serve = Controller(
+        autoscaling(Role.DECODE, Config(workers=WorkersConfig(decode=role), scaling=EAGER))
+    )
+    used, unused = REPLICAS
+    full = Load(total_blocks=10, free_blocks=9, running=16)
+    assert serve.run(10, {used: full, unused: IDLE}) == 2, "half of the slots are free"
+    serve.unlinked_s[unused] = EAGER.silent_s + 1
+    assert serve.run(10, {used: full, unused: IDLE}) == 3
+    assert serve.run(20, {used: IDLE, unused: IDLE}) == 3
+    assert serve.told[-1].why.endswith("since def is used by no ingress for 6 s")
 
 
 def test_notes_are_written_every_few_seconds_not_ten_times_a_second() -> None:
