@@ -309,8 +309,9 @@ metadata:
     prometheus.io/scrape: "true"
     prometheus.io/port: "8080"
     headwater/layer: {{ $values.layer.revision | quote }}
-    # Another configuration is another cluster: the one that runs serves until the new one does.
-    headwater/config: {{ include "headwater.configDigest" $root | quote }}
+    # Another configuration is another cluster, and so is another number of pods: the one that runs
+    # serves until the new one does.
+    headwater/config: {{ include "headwater.configDigest" . | quote }}
     {{- with .group.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

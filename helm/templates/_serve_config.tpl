@@ -68,16 +68,13 @@ the same models, so what is wrong there is refused with the same words.
 {{- toYaml $config -}}
 {{- end -}}
 
-{{/* Of all but numbers of pods. */}}
+{{/*
+In each pod template, so that a change makes another cluster: dict root, group. KubeRay compares
+clusters without their numbers of pods and without tolerations: what changed in those alone would
+never reach the running one, whose Serve would then wait for pods that nobody starts.
+*/}}
 {{- define "headwater.configDigest" -}}
-{{- $config := include "headwater.config" . | fromYaml -}}
-{{- range $role := list "prefill" "decode" -}}
-{{- range $key := list "replicas" "replicas_min" "replicas_max" -}}
-{{- $_ := unset (index $config.workers $role) $key -}}
-{{- end -}}
-{{- end -}}
-{{- $_ := unset $config.http "replicas" -}}
-{{- toJson $config | sha256sum | trunc 16 -}}
+{{- list (include "headwater.config" .root) .group.tolerations | toJson | sha256sum | trunc 16 -}}
 {{- end -}}
 
 {{- define "headwater.workerDeployment" -}}

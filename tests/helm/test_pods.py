@@ -243,17 +243,40 @@ def test_the_layer_comes_before_the_model_and_an_image_needs_none(helm: Helm) ->
     assert "initContainers" not in image.pod("head")["spec"]
 
 
-def test_another_configuration_is_another_cluster_and_another_number_of_pods_is_not(
-    helm: Helm,
-) -> None:
-    def digest(*values: str) -> str:
-        annotations = helm.render(*sets(*values)).pod("decode")["metadata"]["annotations"]
-        return str(annotations["headwater/config"])
+def compared(manifests: Manifests) -> str:
+    """What KubeRay compares to tell one cluster from another (its utils/util.go)."""
+    cluster = manifests.cluster
+    for group in manifests.groups.values():
+        for ignored in ("replicas", "minReplicas", "maxReplicas"):
+            group.pop(ignored, None)
+        group["template"]["spec"].pop("tolerations", None)
+    return json.dumps(cluster, sort_keys=True)
 
-    hub = ("model.source=hub", "model.servedName=m", "model.name=a/b")
-    more = ((), ("model.revision=0123abc",), ("model.name=a/c",), ("config.engine.max_num_seqs=3",))
-    assert len({digest(*hub, *one) for one in more}) == len(more)
-    assert digest("prefill.pods=3", "decode.pods=2", "frontend.replicas=2") == digest()
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("config.engine.max_num_seqs=3",),
+        ("model.source=hub", "model.servedName=m", "model.name=a/b"),
+        ("prefill.pods=3",),
+        ("decode.pods=2",),
+        ("frontend.replicas=2",),
+        ("autoscaling.enabled=true", "decode.podsMax=4"),
+        ("mode=colocated", "colocated.pods=2"),
+        ("decode.tolerations[0].key=gpu",),
+    ],
+)
+def test_whatever_changes_in_pods_or_configuration_makes_another_cluster(
+    helm: Helm, change: tuple[str, ...]
+) -> None:
+    # Those switches that change a cluster by themselves.
+    before = tuple(one for one in change if one in {"autoscaling.enabled=true", "mode=colocated"})
+    assert compared(helm.render(*sets(*change))) != compared(helm.render(*sets(*before)))
+
+
+def test_what_is_no_pods_business_leaves_the_cluster(helm: Helm) -> None:
+    changed = helm.render(*sets("service.port=8080", "test.enabled=false"))
+    assert compared(changed) == compared(helm.render())
 
 
 def test_a_new_version_of_the_chart_alone_replaces_no_pod(helm: Helm) -> None:
