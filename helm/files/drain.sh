@@ -17,8 +17,9 @@ node_id() {
     done
 }
 
+# By how a command line begins: this grep has the words in its own, too.
 replicas() {
-    grep -lE 'ray::ServeReplica:' "$proc"/[0-9]*/cmdline 2>/dev/null | wc -l
+    grep -lE '^ray::ServeReplica:' "$proc"/[0-9]*/cmdline 2>/dev/null | wc -l
 }
 
 id=$(node_id | head -n 1)

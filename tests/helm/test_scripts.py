@@ -1,4 +1,4 @@
-"""What runs inside pods: installation, drain, the question. In real shells, beside stand-ins."""
+"""What runs inside pods: installation, the question. In real shells, beside stand-ins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from helm.files import question
 from tests.helm.chart import CHART, Json
 
 FILES = CHART / "files"
-NODE = "ab12" * 14
 
 
 def run(script: str, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -45,72 +44,6 @@ def program(folder: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize("script", sorted(path.name for path in FILES.glob("*.sh")))
 def test_bash_understands_each_script(script: str) -> None:
     assert subprocess.run(["bash", "-n", str(FILES / script)], check=False).returncode == 0
-
-
-# ---- drain ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pod(tmp_path: Path) -> Path:
-    """A /proc with a raylet and a replica in it, and a `ray` that writes down what it is told."""
-    proc = tmp_path / "proc"
-    raylet = ["/ray/raylet", "--raylet_socket_name=x", f"--node-id={NODE}", "--head"]
-    for pid, words in {"7": raylet, "9": ["ray::ServeReplica:headwater:DecodeWorker"]}.items():
-        (proc / pid).mkdir(parents=True)
-        (proc / pid / "cmdline").write_bytes("\0".join(words).encode() + b"\0")
-    return tmp_path
-
-
-def drain(pod: Path, ray: str, seconds: int) -> subprocess.CompletedProcess[str]:
-    program(pod / "bin", "ray", ray)
-    path = f"{pod / 'bin'}:{os.environ['PATH']}"
-    return run("drain.sh", str(seconds), HEADWATER_PROC=str(pod / "proc"), PATH=path)
-
-
-def test_ray_is_told_of_the_end_and_the_pod_waits_until_its_replicas_have_ended(pod: Path) -> None:
-    replica = pod / "proc/9/cmdline"
-    done = drain(pod, f'echo "$@" >{pod}/told; rm {replica}', 50)
-    assert (done.returncode, done.stdout) == (0, "0 replicas are left\n")
-    told = (pod / "told").read_text().split()
-    assert told[0] == "drain-node"
-    assert told[told.index("--node-id") + 1] == NODE
-    assert told[told.index("--deadline-remaining-seconds") + 1] == "50"
-    assert told[told.index("--reason") + 1] == "DRAIN_NODE_REASON_PREEMPTION"
-
-
-def test_the_command_and_the_reason_are_rays_own() -> None:
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
-    from ray.scripts.scripts import cli
-
-    taken = {flag for option in cli.commands["drain-node"].params for flag in option.opts}
-    used = {
-        word
-        for word in (FILES / "drain.sh").read_text().split()
-        if word.startswith("--") and word.strip("-").replace("-", "").isalpha()
-    }
-    assert used == {
-        "--address",
-        "--node-id",
-        "--reason",
-        "--reason-message",
-        "--deadline-remaining-seconds",
-    }
-    assert used <= taken
-    assert DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION") > 0
-
-
-def test_what_does_not_end_is_left_when_the_time_is_up(pod: Path) -> None:
-    done = drain(pod, "exit 1", 1)
-    assert done.returncode == 0
-    assert "waiting all the same" in done.stdout
-    assert done.stdout.endswith("1 replicas are left\n")
-
-
-def test_a_pod_without_ray_ends_at_once(pod: Path) -> None:
-    for file in (pod / "proc").glob("*/cmdline"):
-        file.unlink()
-    done = drain(pod, "exit 1", 50)
-    assert (done.returncode, done.stdout) == (0, "0 replicas are left\n")
 
 
 # ---- installation ---------------------------------------------------------------------------
