@@ -8,5 +8,8 @@ link=/opt/headwater-state/model
 if [ -n "${MODEL_FOLDER:-}" ]; then
     ln -sfn "$MODEL_FOLDER" "$link"
 fi
-exec /opt/headwater/code/headwater prepare --config /etc/headwater/scripts/headwater.yaml \
+# The pod's own, for the commands inside it, too: what a release has in common is the newest one's,
+# while pods of the cluster before may still be made.
+printf '%s\n' "$MODEL_CONFIG" >"$HOME/headwater.yaml"
+exec "${HEADWATER_ROOT:-/opt/headwater}/code/headwater" prepare --config "$HOME/headwater.yaml" \
     --set state.cache_dir=/opt/headwater-state/cache --link "$link"

@@ -115,6 +115,23 @@ def test_a_missing_library_is_fetched_without_root(tmp_path: Path) -> None:
     assert "build an image from helm/images" in done.stderr
 
 
+# ---- the model ------------------------------------------------------------------------------
+
+
+def test_the_model_is_prepared_by_the_pods_own_configuration(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    program(
+        tmp_path / "code", "headwater", f'echo "$@" >{told}; cat "$HOME/headwater.yaml" >>{told}'
+    )
+    text = "model:\n  path_or_name: a/b # %s"
+    home = tmp_path / "home"
+    done = run("prepare-model.sh", HOME=str(home), HEADWATER_ROOT=str(tmp_path), MODEL_CONFIG=text)
+    assert done.returncode == 0, done.stderr
+    words, _, config = told.read_text().partition("\n")
+    assert words.startswith(f"prepare --config {home}/headwater.yaml --set state.cache_dir=")
+    assert config == f"{text}\n"
+
+
 # ---- the layer ------------------------------------------------------------------------------
 
 

@@ -46,6 +46,15 @@ def built(arguments: BuildArguments) -> dict[str, Any]:
     return {one._bound_deployment.name: one._bound_deployment for one in found}
 
 
+def model_config(manifests: Manifests, group: str) -> str:
+    """What the pod's model is prepared by, as Kubernetes hands it over."""
+    (init,) = [
+        one for one in manifests.pod(group)["spec"]["initContainers"] if one["name"] == "model"
+    ]
+    (text,) = [one["value"] for one in init["env"] if one["name"] == "MODEL_CONFIG"]
+    return str(text).replace("$$", "$")
+
+
 @each
 def test_serve_takes_it_and_the_local_loader_reads_its_configuration(
     helm: Helm, name: str, tmp_path: Path
@@ -55,8 +64,8 @@ def test_serve_takes_it_and_the_local_loader_reads_its_configuration(
     application = manifests.application
     config = loaded(yaml.safe_dump(application["args"]["config"]), tmp_path)
     assert arguments_of(application).config == config
-    scripts = manifests.one("ConfigMap", "hw-headwater-scripts")["data"]
-    assert loaded(scripts["headwater.yaml"], tmp_path) == config
+    for group in manifests.groups.keys() - {"head"}:
+        assert loaded(model_config(manifests, group), tmp_path) == config
 
 
 @each
@@ -175,6 +184,27 @@ def test_the_model_is_named_by_where_it_comes_from(
     assert arguments.config.model.path_or_name == model
     assert arguments.config.model.served == served
     assert arguments.model_path == "/opt/headwater-state/model"
+
+
+def test_pods_of_the_cluster_before_keep_their_model_when_a_release_changes(helm: Helm) -> None:
+    hub = ("model.source=hub", "model.servedName=m")
+    old = helm.render(*sets(*hub, "model.name=a/old", "model.revision=0123abc"))
+    new = helm.render(*sets(*hub, "model.name=a/new", "config.engine.max_num_seqs=3"))
+    # Both clusters' pods mount it; Serve's arguments are each cluster's own.
+    scripts = [one.one("ConfigMap", "hw-headwater-scripts")["data"] for one in (old, new)]
+    assert scripts[0] == scripts[1]
+    for group in ("frontend", "prefill", "decode"):
+        model = yaml.safe_load(model_config(old, group))["model"]
+        assert (model["path_or_name"], model["revision"]) == ("a/old", "0123abc")
+
+
+def test_a_dollar_in_a_name_is_no_variable_of_the_pods(helm: Helm) -> None:
+    manifests = helm.render(*sets("model.servedName=$(HOME)"))
+    (init,) = [
+        one for one in manifests.pod("decode")["spec"]["initContainers"] if one["name"] == "model"
+    ]
+    (text,) = [one["value"] for one in init["env"] if one["name"] == "MODEL_CONFIG"]
+    assert yaml.safe_load(text)["model"]["served_name"] == "$$(HOME)"
 
 
 def test_a_files_keys_reach_the_frontends_alone(helm: Helm) -> None:
