@@ -33,6 +33,9 @@ by rayservice.yaml.
 {{- if and $values.layer.enabled (not $values.layer.configMap) -}}
 {{- fail "layer.enabled needs layer.configMap, which holds Headwater's code (make chart-layer says how to make it); or build an image (helm/images) and set layer.enabled=false" -}}
 {{- end -}}
+{{- if and (eq $values.accelerator "gpu") (eq $values.image.repository "rayproject/ray") -}}
+{{- fail "accelerator is gpu, but image.repository is Ray's own image, which has no C compiler: engines on GPUs compile as they start (Triton). Build helm/images/Dockerfile.gpu, name it by image.repository and image.tag, and set layer.enabled=false" -}}
+{{- end -}}
 {{- if and (not $values.layer.enabled) (eq $values.image.repository "rayproject/ray") -}}
 {{- fail "layer.enabled is false, but image.repository is Ray's own image, which has no Headwater in it: name the image that you built from helm/images" -}}
 {{- end -}}

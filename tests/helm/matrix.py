@@ -11,13 +11,15 @@ INCREMENTAL = (
     "autoscaling.enabled=true",
     "frontend.through=proxy",
 )
+# Of an image with a compiler, which Ray's own has not.
+GPUS = ("accelerator=gpu", "image.repository=r.example.com/headwater")
 SWITCHES: dict[str, tuple[str, ...]] = {
     "default": (),
     "colocated": ("mode=colocated",),
-    "gpu": ("accelerator=gpu", "gpu.runtimeClassName=nvidia"),
+    "gpu": (*GPUS, "layer.enabled=false", "gpu.runtimeClassName=nvidia"),
     "colocated on GPUs with ranks": (
         "mode=colocated",
-        "accelerator=gpu",
+        *GPUS,
         "config.workers.tensor_parallel_size=2",
         "colocated.decodeWorkersPerPod=3",
     ),

@@ -62,6 +62,15 @@ def test_the_image_is_what_the_chart_expects(path: Path, helm: Helm) -> None:
     assert f"{environ['PYTHONPATH']}/headwater config" in text
 
 
+def test_the_image_for_gpus_has_the_compiler_that_triton_needs() -> None:
+    installed = re.search(
+        r"apt-get install --yes --no-install-recommends (.+?) \\",
+        (CHART / "images/Dockerfile.gpu").read_text(),
+    )
+    assert installed is not None
+    assert {"gcc", "libc6-dev"} <= {*installed[1].split()}
+
+
 def test_rays_version_is_the_same_in_image_chart_and_lock(helm: Helm) -> None:
     (version,) = re.findall(
         r"^ray==([\d.]+)", (ROOT / "requirements/serve.lock").read_text(), re.MULTILINE

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.helm.chart import CHART, Helm, Json, Manifests, sets
-from tests.helm.matrix import SWITCHES
+from tests.helm.matrix import GPUS, SWITCHES
 from tests.helm.test_pods import matches, operated
 
 DASHBOARD = {"title": "Fleet", "panels": [{"legendFormat": "{{worker}}"}]}
@@ -165,7 +165,7 @@ def test_the_notes_tell_how_to_ask_and_where_to_look(helm: Helm) -> None:
 
 def test_the_notes_tell_of_keys_ingress_and_gpus_where_there_are(helm: Helm) -> None:
     more = sets("ingress.enabled=true", "ingress.host=h.example.com", "ingress.tlsSecret=t")
-    text = notes(helm, *sets(*SWITCHES["keys"]), *more, *sets("accelerator=gpu"))
+    text = notes(helm, *sets(*SWITCHES["keys"]), *more, *sets(*GPUS))
     assert '-H "authorization: Bearer $KEY"' in text
     assert "https://h.example.com/v1" in text
     assert "not been run on GPUs" in text

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.helm.chart import Helm, Json, Manifests, mebibytes, sets
-from tests.helm.matrix import MATRIX, SWITCHES
+from tests.helm.matrix import GPUS, MATRIX, SWITCHES
 
 each = pytest.mark.parametrize("name", MATRIX)
 WORKERS = ("prefill", "decode", "colocated")
@@ -43,7 +43,7 @@ def test_the_slab_and_shared_memory_are_part_of_the_pods_memory(helm: Helm) -> N
 def test_each_engine_adds_its_own_and_on_cpus_its_kv_cache(helm: Helm) -> None:
     one, three = helm.render(), helm.render(*sets("decode.workersPerPod=3"))
     assert limit_mib(three, "decode") - limit_mib(one, "decode") == 2 * (2048 + 256)
-    on_gpus = helm.render(*sets("accelerator=gpu", "decode.workersPerPod=3"))
+    on_gpus = helm.render(*sets(*GPUS, "decode.workersPerPod=3"))
     assert limit_mib(three, "decode") - limit_mib(on_gpus, "decode") == 3 * 256
     resources = on_gpus.container("decode")["resources"]
     assert resources["limits"] == resources["requests"]

@@ -18,6 +18,7 @@ CASES = {
     "model.source=volume,model.volume.claim=c": "set model.servedName",
     "model.source=image,model.servedName=m": "give model.image.reference",
     "layer.configMap=": "needs layer.configMap",
+    "accelerator=gpu": "Build helm/images/Dockerfile.gpu, name it by image.repository",
     "layer.enabled=false": "name the image that you built from helm/images",
     "upgrade.strategy=NewClusterWithIncrementalUpgrade": "kubectl get gatewayclass",
     (
