@@ -31,6 +31,10 @@ differs is its argument:
 # Replicas start at nice 15 otherwise, and wait behind whatever else the node does.
 - name: RAY_worker_niceness
   value: "0"
+# A pod's preStop has drained it. Ray would wait half a minute more, for the node agent, which ends
+# with its node alone, and would be killed meanwhile.
+- name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
+  value: "0"
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 {{- with .Values.model.hub.endpoint }}
@@ -258,18 +262,23 @@ spec:
       securityContext:
         {{- include "headwater.containerSecurity" $root | nindent 8 }}
       {{- include "headwater.probes" . | nindent 6 }}
-      {{- if ne .component "head" }}
       lifecycle:
+        {{- /* The 15 s are a worker's to hand over what it has not finished after its time is up, which
+        Serve leaves it, too (cluster/application.py). */}}
+        {{- $drain_s := add $values.drain.timeoutSeconds 15 | toString }}
+        {{- if eq .component "head" }}
+        preStop:
+          exec:
+            command: [/bin/bash, /etc/headwater/scripts/drain-head.sh, {{ $drain_s | quote }}]
+        {{- else }}
         postStart:
           exec:
             # /tmp outlives a container, and the next one's processes get the same numbers.
             command: [/bin/bash, -c, 'rm -f "${TMPDIR:-/tmp}/headwater-$(id -u)"/ready-*']
         preStop:
           exec:
-            # A worker hands over what it has not finished, after its time is up: the 15 s more that
-            # Serve leaves it (cluster/application.py).
-            command: [/bin/bash, /etc/headwater/scripts/drain.sh, {{ add $values.drain.timeoutSeconds 15 | toString | quote }}]
-      {{- end }}
+            command: [/bin/bash, /etc/headwater/scripts/drain.sh, {{ $drain_s | quote }}]
+        {{- end }}
       volumeMounts:
         {{- include "headwater.mounts" . | nindent 8 }}
   volumes:

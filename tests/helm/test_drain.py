@@ -109,3 +109,43 @@ def test_of_real_processes_it_counts_the_replicas_and_not_itself(pod: Path) -> N
             assert seen == there > 0
         finally:
             process.kill()
+
+
+# ---- the head -------------------------------------------------------------------------------
+
+HEAD = '{"node_id": "a", "is_head_node": true, "state": "ALIVE"}'
+OTHER = '{"node_id": "b", "is_head_node": false, "state": "ALIVE"}'
+
+
+def drain_head(pod: Path, ray: str, seconds: int) -> tuple[int, int]:
+    """The exit code, and how often Ray was asked."""
+    program(pod / "bin", "ray", f'echo "$@" >>{pod}/told; {ray}')
+    path = f"{pod / 'bin'}:{os.environ['PATH']}"
+    done = run("drain-head.sh", str(seconds), HEADWATER_LIST_PAUSE_S="0.01", PATH=path)
+    return done.returncode, len((pod / "told").read_text().splitlines())
+
+
+def test_the_head_stays_while_others_live(tmp_path: Path) -> None:
+    both, alone = f"echo '[{HEAD}, {OTHER}]'", f"echo '[{HEAD}]'"
+    seen = f"if [ $(wc -l <{tmp_path}/told) -lt 4 ]; then {both}; else {alone}; fi"
+    assert drain_head(tmp_path, seen, 50) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "ray", [f"echo '[{HEAD}, {OTHER}]'", "exit 1", "echo '[]'"], ids=["others", "fails", "nothing"]
+)
+def test_the_head_ends_when_its_time_is_up_whatever_ray_says(tmp_path: Path, ray: str) -> None:
+    code, asked = drain_head(tmp_path, ray, 1)
+    assert code == 0
+    assert asked > 1
+
+
+def test_the_heads_question_is_rays_own() -> None:
+    from ray.scripts.scripts import cli
+    from ray.util.state.common import NodeState
+
+    taken = {flag for option in cli.commands["list"].params for flag in option.opts}
+    text = (FILES / "drain-head.sh").read_text()
+    assert "ray list nodes --filter state=ALIVE --format json" in text
+    assert {"--filter", "--format"} <= taken
+    assert "is_head_node" in NodeState.list_columns()

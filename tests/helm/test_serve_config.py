@@ -242,7 +242,22 @@ def test_draining_lasts_as_long_for_serve_as_for_the_pod(helm: Helm) -> None:
         assert start[-1].startswith("rm -f ") and start[-1].endswith("/ready-*")
         hook = manifests.container(group)["lifecycle"]["preStop"]["exec"]["command"]
         assert hook[-2:] == ["/etc/headwater/scripts/drain.sh", f"{hard_s:.0f}"]
+    head = manifests.container("head")["lifecycle"]["preStop"]["exec"]["command"]
+    assert head[-2:] == ["/etc/headwater/scripts/drain-head.sh", f"{hard_s:.0f}"]
+    for group in manifests.groups:
         assert manifests.pod(group)["spec"]["terminationGracePeriodSeconds"] == 165 > hard_s
+        # After preStop nothing of Ray's own takes the rest of it.
+        environ = {one["name"]: one.get("value") for one in manifests.container(group)["env"]}
+        assert environ["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
+
+
+def test_redis_is_cleared_after_the_head_has_ended_however_long_that_takes(helm: Helm) -> None:
+    drain = ("drain.timeoutSeconds=3600", "drain.marginSeconds=45")
+    manifests = helm.render(*sets(*SWITCHES["bundled Redis"], *drain))
+    grace_s = manifests.pod("head")["spec"]["terminationGracePeriodSeconds"]
+    notes = manifests.one("RayService")["metadata"]["annotations"]
+    assert int(notes["ray.io/gcs-ft-deletion-timeout"]) == grace_s + 300
+    assert "annotations" not in helm.render().one("RayService")["metadata"]
 
 
 def test_each_role_scales_between_what_its_pods_can_hold(helm: Helm) -> None:
