@@ -91,6 +91,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         "ingress.enabled=true",
         "ingress.host=h.example.com",
         "ingress.controller=haproxy",
+        "ingress.paths={/v1,/ready}",
     ),
     "load balancer": ("service.type=LoadBalancer", "service.loadBalancerSourceRanges={10.0.0.0/8}"),
     "no budget": ("podDisruptionBudget.enabled=false",),

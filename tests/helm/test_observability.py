@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deployments.edge.http_edge import GENERATE_PATHS
+from deployments.edge.key_gate import API_PATHS, API_PREFIXES, OPEN_PATHS
+from deployments.edge.live_page import LIVE_PATH
 from tests.helm.chart import CHART, Helm, Json, Manifests, sets
 from tests.helm.matrix import GPUS, SWITCHES
 from tests.helm.test_pods import matches, operated
@@ -144,6 +147,35 @@ def test_streams_pass_an_ingress_unbuffered_for_as_long_as_told(
     assert backend == {"name": "hw-headwater", "port": {"name": "http"}}
 
 
+def let_out(helm: Helm, *values: str) -> list[str]:
+    given = sets("ingress.enabled=true", "ingress.host=h", *values)
+    (rule,) = helm.render(*given).one("Ingress")["spec"]["rules"]
+    paths = rule["http"]["paths"]
+    assert {one["pathType"] for one in paths} == {"Prefix"}
+    return [one["path"] for one in paths]
+
+
+def is_out(paths: list[str], path: str) -> bool:
+    """As Kubernetes' Prefix compares: element by element."""
+    return any(f"{path}/".startswith(f"{one.rstrip('/')}/") for one in paths)
+
+
+def test_without_keys_an_ingress_lets_out_the_api_and_nothing_of_the_operators(helm: Helm) -> None:
+    paths = let_out(helm)
+    api = {*API_PATHS, *OPEN_PATHS, *GENERATE_PATHS, *(f"{one}x" for one in API_PREFIXES)}
+    assert {path for path in api if not is_out(paths, path)} == set()
+    inside = ("/", LIVE_PATH, "/headwater/status", "/headwater/requests/x", "/metrics", "/-/routes")
+    assert [path for path in inside if is_out(paths, path)] == []
+    # Nothing goes out that a key of the API would not open.
+    assert {*paths} <= {*API_PATHS, *OPEN_PATHS, *(one.rstrip("/") for one in API_PREFIXES)}
+
+
+def test_keys_guard_all_routes_and_named_paths_are_those_that_go_out(helm: Helm) -> None:
+    assert let_out(helm, *SWITCHES["keys"]) == ["/"]
+    assert let_out(helm, *SWITCHES["keys"], "ingress.paths={/v1}") == ["/v1"]
+    assert let_out(helm, "ingress.paths={/v1,/ready}") == ["/v1", "/ready"]
+
+
 def notes(helm: Helm, *flags: str) -> str:
     """NOTES.txt, which `helm template` does not print."""
     words = ["install", "hw", str(CHART), "--dry-run=client", "--namespace", "serving"]
@@ -170,6 +202,8 @@ def test_the_notes_tell_of_keys_ingress_and_gpus_where_there_are(helm: Helm) -> 
     assert "https://h.example.com/v1" in text
     assert "not been run on GPUs" in text
     assert "No API keys" not in text
+    assert "stay inside" not in text
+    assert "(/headwater/...) stay inside" in notes(helm, *more)
 
 
 def test_a_generated_secret_is_long_and_none_is_made_where_one_is_named(helm: Helm) -> None:
