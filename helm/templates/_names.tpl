@@ -63,7 +63,7 @@ for the label that Redis' StatefulSet gives its pod, its own name and a hash of 
 
 {{/* Of pods too, where a change would mean another cluster: so no version is among them. */}}
 {{- define "headwater.selectorLabels" -}}
-app.kubernetes.io/instance: {{ include "headwater.fullname" . }}
+app.kubernetes.io/instance: {{ include "headwater.fullname" . | quote }}
 app.kubernetes.io/part-of: headwater
 {{- end -}}
 

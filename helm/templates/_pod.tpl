@@ -74,7 +74,7 @@ seccompProfile:
 {{- if $values.layer.enabled }}
 # Headwater's code, and its hashed lock from a package index, beside Ray's own image.
 - name: install
-  image: {{ include "headwater.image" .root }}
+  image: {{ include "headwater.image" .root | quote }}
   imagePullPolicy: {{ $values.image.pullPolicy }}
   command: [/bin/bash, /etc/headwater/scripts/install.sh]
   env:
@@ -101,7 +101,7 @@ seccompProfile:
 {{- if include "headwater.holdsModel" .component }}
 # The model, ready to be loaded: a wrong name or a damaged folder ends here, with what to do.
 - name: model
-  image: {{ include "headwater.image" .root }}
+  image: {{ include "headwater.image" .root | quote }}
   imagePullPolicy: {{ $values.image.pullPolicy }}
   command: [/bin/bash, /etc/headwater/scripts/prepare-model.sh]
   env:
@@ -193,20 +193,20 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ include "headwater.serviceAccountName" $root }}
+  serviceAccountName: {{ include "headwater.serviceAccountName" $root | quote }}
   # Ray's autoscaler, in the head, is the only one that talks to Kubernetes.
   automountServiceAccountToken: {{ and $values.autoscaling.enabled (eq .component "head") }}
   terminationGracePeriodSeconds: {{ add $values.drain.timeoutSeconds $values.drain.marginSeconds }}
   {{- with $values.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- if and .gpus $values.gpu.runtimeClassName }}
-  runtimeClassName: {{ $values.gpu.runtimeClassName }}
+  runtimeClassName: {{ $values.gpu.runtimeClassName | quote }}
   {{- end }}
   {{- with $values.image.pullSecrets }}
   imagePullSecrets:
     {{- range . }}
-    - name: {{ . }}
+    - name: {{ . | quote }}
     {{- end }}
   {{- end }}
   securityContext:
@@ -241,7 +241,7 @@ spec:
   {{- end }}
   containers:
     - name: {{ ternary "ray-head" "ray-worker" (eq .component "head") }}
-      image: {{ include "headwater.image" $root }}
+      image: {{ include "headwater.image" $root | quote }}
       imagePullPolicy: {{ $values.image.pullPolicy }}
       env:
         {{- include "headwater.environment" $root | nindent 8 }}

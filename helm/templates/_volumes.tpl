@@ -31,14 +31,14 @@ What pods have mounted. Arguments are those of "headwater.podTemplate" (_pod.tpl
   mountPath: {{ include "headwater.modelPath" .root }}
   readOnly: true
   {{- with $values.model.volume.subPath }}
-  subPath: {{ . }}
+  subPath: {{ . | quote }}
   {{- end }}
 {{- else if and (eq $values.model.source "image") $values.model.image.reference }}
 - name: model
   mountPath: {{ include "headwater.modelPath" .root }}
   readOnly: true
   {{- with $values.model.image.path }}
-  subPath: {{ . | trimPrefix "/" }}
+  subPath: {{ . | trimPrefix "/" | quote }}
   {{- end }}
 {{- else if eq $values.model.source "hub" }}
 {{- if $values.model.hub.cacheClaim }}
@@ -59,7 +59,7 @@ What pods have mounted. Arguments are those of "headwater.podTemplate" (_pod.tpl
 {{- end }}
 {{- range $index, $file := $values.secrets.files }}
 - name: secret-{{ $index }}
-  mountPath: {{ $file.mountPath }}
+  mountPath: {{ $file.mountPath | quote }}
   readOnly: true
 {{- end }}
 {{- end -}}
@@ -81,42 +81,42 @@ What pods have mounted. Arguments are those of "headwater.podTemplate" (_pod.tpl
     defaultMode: 0555
 - name: cluster-secret
   secret:
-    secretName: {{ include "headwater.secretName" .root }}
+    secretName: {{ include "headwater.secretName" .root | quote }}
     defaultMode: 0440
 {{- if $values.layer.enabled }}
 - name: layer
   emptyDir: {}
 - name: layer-archive
   configMap:
-    name: {{ $values.layer.configMap }}
+    name: {{ $values.layer.configMap | quote }}
 {{- end }}
 {{- if include "headwater.holdsModel" .component }}
 {{- if eq $values.model.source "volume" }}
 - name: model
   {{- if $values.model.volume.claim }}
   persistentVolumeClaim:
-    claimName: {{ $values.model.volume.claim }}
+    claimName: {{ $values.model.volume.claim | quote }}
     readOnly: true
   {{- else }}
   hostPath:
-    path: {{ $values.model.volume.hostPath }}
+    path: {{ $values.model.volume.hostPath | quote }}
     type: Directory
   {{- end }}
 {{- else if and (eq $values.model.source "image") $values.model.image.reference }}
 - name: model
   image:
-    reference: {{ $values.model.image.reference }}
+    reference: {{ $values.model.image.reference | quote }}
     pullPolicy: {{ $values.model.image.pullPolicy }}
 {{- else if eq $values.model.source "hub" }}
 {{- with $values.model.hub.cacheClaim }}
 - name: hub-cache
   persistentVolumeClaim:
-    claimName: {{ . }}
+    claimName: {{ . | quote }}
 {{- end }}
 {{- with $values.model.hub.tokenSecret.name }}
 - name: hub-token
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     defaultMode: 0440
 {{- end }}
 {{- end }}
@@ -124,13 +124,13 @@ What pods have mounted. Arguments are those of "headwater.podTemplate" (_pod.tpl
 {{- if and (eq .component "frontend") $values.secrets.apiKeys.existingSecret }}
 - name: api-keys
   secret:
-    secretName: {{ $values.secrets.apiKeys.existingSecret }}
+    secretName: {{ $values.secrets.apiKeys.existingSecret | quote }}
     defaultMode: 0440
 {{- end }}
 {{- range $index, $file := $values.secrets.files }}
 - name: secret-{{ $index }}
   secret:
-    secretName: {{ $file.existingSecret }}
+    secretName: {{ $file.existingSecret | quote }}
     defaultMode: 0440
 {{- end }}
 {{- end -}}

@@ -7,7 +7,7 @@ from tests.helm.chart import VALUES_FILES, sets
 REDIS = ("gcsFaultTolerance.enabled=true", "gcsFaultTolerance.redis.existingSecret=r")
 INCREMENTAL = (
     "upgrade.strategy=NewClusterWithIncrementalUpgrade",
-    "upgrade.incremental.gatewayClassName=istio",
+    "upgrade.incremental.gatewayClassName=off",  # which YAML takes for false
     "autoscaling.enabled=true",
     "frontend.through=proxy",
 )
@@ -125,7 +125,66 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         "extraObjects[0].metadata.name=more",
     ),
 }
+# Texts that YAML would take for something else.
+ODD_TEXTS: dict[str, tuple[str, ...]] = {
+    "numbers for names": (
+        "model.source=volume",
+        "model.servedName=7",
+        "model.volume.claim=1234",
+        "model.volume.subPath=2024",
+        "layer.configMap=12",
+        "layer.revision=3",
+        "image.pullSecrets[0]=5",
+        "secrets.cluster.existingSecret=1",
+        "secrets.cluster.key=2",
+        "secrets.apiKeys.existingSecret=3",
+        "secrets.files[0].existingSecret=4",
+        "secrets.files[0].mountPath=/etc/headwater/5",
+        "rayAuth.existingSecret=6",
+        "gcsFaultTolerance.enabled=true",
+        "gcsFaultTolerance.redis.existingSecret=8",
+        "gcsFaultTolerance.redis.key=9",
+        "gcsFaultTolerance.redis.storageClassName=10",
+        "test.apiKey.existingSecret=11",
+        "test.apiKey.key=12",
+        "serviceAccount.name=13",
+        "priorityClassName=14",
+        "ingress.enabled=true",
+        "ingress.host=h.example.com",
+        "ingress.className=15",
+        "ingress.tlsSecret=16",
+    ),
+    "words for names": (
+        "priorityClassName=on",
+        "image.repository=null",
+        "image.tag=1",
+        "accelerator=gpu",
+        "gpu.runtimeClassName=yes",
+        "model.source=hub",
+        "model.name=1/2",
+        "model.hub.tokenSecret.name=true",
+        "model.hub.tokenSecret.key=null",
+        "model.hub.cacheClaim=no",
+    ),
+    "numbers for images": (
+        "model.source=image",
+        "model.servedName=true",
+        "model.image.reference=1:2",
+        "model.image.path=/2024",
+        "image.repository=12",
+        "image.tag=34",
+    ),
+}
+
+
+def _as_texts(assignments: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags that leave texts alone: --set would make numbers of some. Switches are none."""
+    flags = ("--set" if one.endswith(".enabled=true") else "--set-string" for one in assignments)
+    return tuple(word for pair in zip(flags, assignments, strict=True) for word in pair)
+
+
 MATRIX: dict[str, tuple[str, ...]] = {
     **{path.name: ("--values", str(path)) for path in VALUES_FILES},
     **{name: sets(*assignments) for name, assignments in SWITCHES.items()},
+    **{name: _as_texts(assignments) for name, assignments in ODD_TEXTS.items()},
 }

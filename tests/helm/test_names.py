@@ -23,6 +23,7 @@ MODELS = (
     "名前",
     "trailing-",
 )
+WORDS = ("true", "on", "no", "null", "y")  # which YAML takes for something else
 RELEASES = ("hw", "r" * 53, "a.b.c", "1st", "x-headwater-y", "0" * 40)
 
 
@@ -75,6 +76,16 @@ def test_every_name_from_an_odd_release_is_valid(helm: Helm, release: str) -> No
         assert len(name) <= 63 and DNS_1123.fullmatch(name), name
     for one in manifests.of("Service"):
         assert crd.LABEL_1035.fullmatch(one["metadata"]["name"])
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_name_that_is_a_word_of_yamls_stays_a_name(helm: Helm, word: str) -> None:
+    manifests = helm.render("--set-string", f"fullnameOverride={word}")
+    assert manifests.one("RayService")["metadata"]["name"] == word
+    assert manifests.one("Service", word)["spec"]["selector"]["app.kubernetes.io/instance"] == word
+    for group in manifests.groups:
+        assert manifests.pod(group)["spec"]["serviceAccountName"] == word
+    assert all(isinstance(name, str) for name in names(manifests))
 
 
 def test_releases_that_differ_only_at_the_end_stay_apart(helm: Helm) -> None:
