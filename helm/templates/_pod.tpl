@@ -79,6 +79,9 @@ seccompProfile:
   command: [/bin/bash, /etc/headwater/scripts/install.sh]
   env:
     {{- include "headwater.environment" .root | nindent 4 }}
+    # A pod installs once: a cache would take the packages' room a second time.
+    - name: PIP_NO_CACHE_DIR
+      value: "1"
     {{- with $values.layer.pipIndexUrl }}
     - name: PIP_INDEX_URL
       value: {{ . | quote }}
@@ -156,10 +159,22 @@ readinessProbe:
   failureThreshold: {{ $probes.readinessFailures }}
 {{- end -}}
 
+{{/* MiB of the node's own disk that a pod fills: packages, and weights that no claim holds. */}}
+{{- define "headwater.diskMiB" -}}
+{{- $values := .root.Values -}}
+{{- $layer := ternary $values.layer.storageMiB 0 $values.layer.enabled -}}
+{{- $loads := and (eq $values.model.source "hub") (not $values.model.hub.cacheClaim) (include "headwater.holdsModel" .component) -}}
+{{- add $layer (ternary $values.model.hub.storageMiB 0 (not (empty $loads))) -}}
+{{- end -}}
+
 {{- define "headwater.resources" -}}
+{{- $diskMiB := include "headwater.diskMiB" . | int -}}
 requests:
   cpu: {{ .cpu | quote }}
   memory: {{ .memoryMiB }}Mi
+  {{- if $diskMiB }}
+  ephemeral-storage: {{ $diskMiB }}Mi
+  {{- end }}
   {{- if .gpus }}
   {{ .root.Values.gpu.resource }}: {{ .gpus | toString | quote }}
   {{- end }}

@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -31,18 +33,63 @@ def test_hadolint_finds_nothing(path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-@each
-def test_what_is_copied_is_there_and_is_what_the_layer_has(path: Path) -> None:
-    build = path.suffix.removeprefix(".")
-    copied = [
+def copied(path: Path) -> list[str]:
+    """What a Dockerfile takes from the repository."""
+    return [
         word
         for line in path.read_text().splitlines()
         if line.startswith("COPY ")
         for word in line.split()[2:-1]
     ]
-    assert all((ROOT / word).exists() for word in copied)
+
+
+@each
+def test_what_is_copied_is_there_and_is_what_the_layer_has(path: Path) -> None:
+    build = path.suffix.removeprefix(".")
+    assert all((ROOT / word).exists() for word in copied(path))
     locks = {f"requirements/{lock}" for lock in layer.LOCKS[build]}
-    assert {*copied} == {"headwater", "LICENSE", *locks, *layer.PACKAGES}
+    assert {*copied(path)} == {"headwater", "LICENSE", *locks, *layer.PACKAGES}
+
+
+def copied_files(path: Path) -> Iterator[str]:
+    """Those below what it copies, by their paths."""
+    for word in copied(path):
+        folder = ROOT / word
+        found = folder.rglob("*.*") if folder.is_dir() else [folder]
+        yield from (str(one.relative_to(ROOT)) for one in found)
+
+
+def is_ignored(path: str) -> bool:
+    """By .dockerignore, whose patterns are of whole paths, ** being any folders."""
+    patterns = [
+        line.removeprefix("/")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
+    parts = path.split("/")
+    folders = ["/".join(parts[: end + 1]) for end in range(len(parts))]
+    return any(
+        fnmatch(folder.rpartition("/")[2], pattern.removeprefix("**/"))
+        if pattern.startswith("**/")
+        else fnmatch(folder, pattern) and folder.count("/") == pattern.count("/")
+        for folder in folders
+        for pattern in patterns
+    )
+
+
+@each
+def test_what_an_image_needs_is_in_the_builds_context_and_caches_are_not(path: Path) -> None:
+    needed = [one for one in copied_files(path) if "_cache" not in one and ".pyc" not in one]
+    assert needed and not [one for one in needed if is_ignored(one)]
+    left = (".git/HEAD", ".venv/bin/python", ".mypy_cache/x", "cluster/__pycache__/a.pyc")
+    assert all(map(is_ignored, (*left, "results/run.json", "build/headwater-layer.tar.xz")))
+
+
+@each
+def test_pips_cache_stays_in_no_image(path: Path, helm: Helm) -> None:
+    assert re.search(r"^ +PIP_NO_CACHE_DIR=1 ", path.read_text(), re.MULTILINE)
+    install, *_ = helm.render().pod("decode")["spec"]["initContainers"]
+    assert {"name": "PIP_NO_CACHE_DIR", "value": "1"} in install["env"]
 
 
 @each

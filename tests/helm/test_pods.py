@@ -46,8 +46,32 @@ def test_each_engine_adds_its_own_and_on_cpus_its_kv_cache(helm: Helm) -> None:
     on_gpus = helm.render(*sets(*GPUS, "decode.workersPerPod=3"))
     assert limit_mib(three, "decode") - limit_mib(on_gpus, "decode") == 3 * 256
     resources = on_gpus.container("decode")["resources"]
-    assert resources["limits"] == resources["requests"]
+    # Whole cores of its own (CPU manager) are for pods whose limits of these are their requests.
+    for name in ("cpu", "memory", "nvidia.com/gpu"):
+        assert resources["limits"][name] == resources["requests"][name]
     assert resources["limits"]["nvidia.com/gpu"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("values", "packages_mib", "weights_mib"),
+    [
+        ((), 6144, 0),
+        (("layer.storageMiB=9000",), 9000, 0),
+        (SWITCHES["image with Headwater"], 0, 0),
+        (SWITCHES["hub"], 6144, 0),  # on a claim
+        (SWITCHES["hub without a token"], 6144, 20480),
+        (("model.hub.storageMiB=70000", *SWITCHES["hub without a token"]), 6144, 70000),
+    ],
+)
+def test_a_pod_asks_for_the_disk_that_it_fills(
+    helm: Helm, values: tuple[str, ...], packages_mib: int, weights_mib: int
+) -> None:
+    manifests = helm.render(*sets(*values))
+    for group in manifests.groups:
+        resources = manifests.container(group)["resources"]
+        asked = mebibytes(resources["requests"].get("ephemeral-storage", "0Mi"))
+        assert asked == packages_mib + (0 if group == "head" else weights_mib)
+        assert "ephemeral-storage" not in resources["limits"]  # beyond one a pod is evicted
 
 
 def test_the_object_store_fits_into_shared_memory(helm: Helm) -> None:
