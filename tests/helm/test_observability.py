@@ -72,6 +72,41 @@ def test_alert_rules_are_a_configmap_and_where_asked_a_prometheus_rule(
     assert rule["metadata"]["labels"]["release"] == "p"
 
 
+@pytest.mark.parametrize("monitor", ["podMonitor", "serviceMonitor"])
+def test_each_release_with_a_monitor_asks_for_its_own_silence(helm: Helm, monitor: str) -> None:
+    def silent(*values: str) -> set[str]:
+        manifests = helm.render(*sets("alerts.enabled=true", *values))
+        read = yaml.safe_load(
+            manifests.one("ConfigMap", "hw-headwater-alerts")["data"]["headwater.yaml"]
+        )
+        both = (read, manifests.one("PrometheusRule")["spec"])
+        return {
+            rule["expr"]
+            for one in both
+            for group in one["groups"]
+            for rule in group["rules"]
+            if rule["alert"] == "HeadwaterNoMetrics"
+        }
+
+    assert silent() == {"absent(ray_headwater_workers)"}
+    own = 'absent(ray_headwater_workers{namespace="serving", rayservice="hw-headwater"})'
+    assert silent(f"monitoring.{monitor}=true") == {own}
+
+
+@pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
+def test_monitors_add_the_labels_that_alerts_tell_releases_apart_by(helm: Helm, kind: str) -> None:
+    switch = f"monitoring.{kind[0].lower()}{kind[1:]}=true"
+    manifests = helm.render("--set", switch)
+    spec = manifests.one(kind)["spec"]
+    (endpoint,) = spec["podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"]
+    added = {one["targetLabel"]: one["sourceLabels"] for one in endpoint["relabelings"]}
+    prefix = "__meta_kubernetes_pod_label_"
+    assert added["rayservice"] == [f"{prefix}app_kubernetes_io_instance"]
+    assert added["ray_cluster"] == [f"{prefix}ray_io_cluster"]
+    labels = manifests.pod("frontend")["metadata"]["labels"]
+    assert labels["app.kubernetes.io/instance"] == manifests.one("RayService")["metadata"]["name"]
+
+
 def test_a_chart_without_dashboards_and_rules_renders_too(helm: Helm, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(CHART, bare, ignore=shutil.ignore_patterns("dashboards", "alerts"))
