@@ -83,7 +83,8 @@ class WorkersConfig(Section):
             "does not count as ready, until it turns again. It must exceed the longest engine step "
             "(1 to 2 s for 1024 prompt tokens on one core, more with a larger "
             "engine.max_num_batched_tokens); lower notices a stuck engine sooner. A worker whose "
-            "whole process is silent is given up after 10 s, whatever this is."
+            "whole process is silent gets no new requests after 3 s and is given up after 10 s, "
+            "whatever this is."
         ),
     )
     stall_replace_s: float = Field(

@@ -37,6 +37,7 @@ class ModelGroup:
     """Workers of a model that take work, by node, and the sources that they can use."""
 
     block_size: int
+    is_leaving: bool = False  # they all drain
     names: set[str] = field(default_factory=set)
     nodes: dict[str, NodeGroup] = field(default_factory=dict)
     slots: int = 0  # of decode workers

@@ -31,7 +31,7 @@ from router.load import LoadBook, WorkerLoad
 from router.prefix_index import PrefixIndex
 from router.pricing import ModelGroup, NodeGroup, Prices, Pricing
 from router.settings import RouterSettings
-from router.workers import WorkerReport, WorkerView
+from router.workers import State, WorkerReport, WorkerView
 
 
 class Router:
@@ -112,6 +112,11 @@ class Router:
         """Whether a worker is known and takes work; one that drains does where none is ready."""
         known = self._workers.get(worker)
         return known is not None and worker in self._models[known.view.model].names
+
+    def is_leaving(self, model: str) -> bool:
+        """Whether none of the model's workers is ready: whoever takes work drains."""
+        known = self._models.get(model)
+        return known is not None and known.is_leaving
 
     def slots(self, model: str) -> int:
         """Decode slots of the model's ready workers (for admission)."""
@@ -238,8 +243,9 @@ class Router:
             grouped = [w for n in model.nodes.values() for w in (*n.prefills, *n.decodes)]
             assert {w.name for w in grouped} == model.names, name
             mine = [w for w in self._workers.values() if w.view.model == name]
-            taking = {view.worker for view in _taking_work([w.view for w in mine])}
-            assert {w.name for w in grouped} == taking, name
+            state = _state_that_takes_work(mine)
+            assert {w.name for w in grouped} == {w.name for w in mine if w.view.state == state}
+            assert model.is_leaving == (state != "ready"), name
 
     def _decision(
         self,
@@ -309,11 +315,11 @@ class Router:
         if not mine:
             self._models.pop(name, None)
             return
-        model = ModelGroup(mine[0].view.block_size)
-        taking = _taking_work([worker.view for worker in mine])
+        state = _state_that_takes_work(mine)
+        model = ModelGroup(mine[0].view.block_size, is_leaving=state != "ready")
         for worker in mine:
             view = worker.view
-            if view not in taking:
+            if view.state != state:
                 continue
             model.names.add(worker.name)
             node = model.nodes.get(view.node)
@@ -326,11 +332,10 @@ class Router:
                 node.prefills.append(worker)
             else:
                 node.decodes.append(worker)
-                model.slots += view.slots
+                model.slots += 0 if model.is_leaving else view.slots
         self._models[name] = model
 
 
-def _taking_work(views: Sequence[WorkerView]) -> list[WorkerView]:
-    """Those that are ready; where none is, those that drain: what has begun must end somewhere."""
-    ready = [view for view in views if view.state == "ready"]
-    return ready or [view for view in views if view.state == "draining"]
+def _state_that_takes_work(workers: Sequence[Worker]) -> State:
+    """Ready; where none is, those that drain: what has begun must end somewhere."""
+    return "ready" if any(w.view.state == "ready" for w in workers) else "draining"

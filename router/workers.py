@@ -14,7 +14,7 @@ State = Literal["ready", "draining", "stalled"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One worker as membership knows it. Only a ready one is given work."""
+    """One worker as membership knows it. Draining ones are given work where none is ready."""
 
     worker: str
     model: str

@@ -79,7 +79,7 @@ _RULES = (
         "context_length_exceeded",
         param="",
     ),
-    _rule(r"max\w{0,30}_tokens=\d{1,30} cannot be greater", "context_length_exceeded"),
+    _rule(r"max\w{0,30}_tokens=\d+ cannot be greater", "context_length_exceeded"),
     _rule(r"Unsupported Media Type", "unsupported_media_type"),
     _rule(r"error parsing the body", "invalid_json"),
     _rule(r"--trust-request-chat-template", "unsupported_parameter", "chat_template",

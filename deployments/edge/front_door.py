@@ -9,7 +9,7 @@ it binds without SO_REUSEADDR, and gives a port that was in use up for good (Ray
 What a client may make us hold before a request is whole, and so before anybody has asked for its
 key, is bounded here: uvicorn 0.54 bounds neither the bytes nor the time of a request's head. So is
 how long an answer waits for a client that takes nothing of it, with its place among the requests.
-Called by ingress.py, once the application stands. Must not: know routes, or end a running stream.
+Called by ingress.py, once the application stands. Must not: know routes.
 """
 
 from __future__ import annotations

@@ -186,6 +186,7 @@ class HttpEdge:
         else:
             try:
                 if (over := self._beyond_its_key(scope, body)) is None:
+                    del body  # what was read of it can be many times as large, and streams are long
                     await self._generate(trace, path, scope, receive, send, raw)
                     return
                 trace.beyond_key = True

@@ -130,6 +130,8 @@ class KeyFile:
         try:
             lock_beside(self._settings.file).touch(mode=0o600)
         except OSError as error:
+            if had_keys(self._settings.file):
+                return
             log.warning(
                 "cannot write beside %s (%s): an ingress that starts without it is open; set "
                 "keys.file, which must be there",

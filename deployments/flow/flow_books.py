@@ -41,6 +41,10 @@ class FlowBooks:
         """Whether a worker has an attempt of ours."""
         return any(r.attempt and r.attempt.worker == worker for r in self._requests.values())
 
+    def have_begun(self) -> bool:
+        """Whether any request has a token, or is at a worker."""
+        return any(r.tokens or r.attempt for r in self._requests.values())
+
     def stage_of(self, request_id: str) -> Stage | None:
         """Where a request is now; None when it has ended."""
         request = self._requests.get(request_id)

@@ -48,6 +48,7 @@ class RequestFlow(FlowBooks):
         self._router = router
         self._limits = limits
         self._records = records
+        self.is_closing = False
 
     # ---- 1. a request comes in -------------------------------------------------------------
 
@@ -81,8 +82,14 @@ class RequestFlow(FlowBooks):
         return [*effects, attempt, *self._prefetch(request)]
 
     def _plan(self, request: FlowRequest, now_s: float) -> Decision:
-        """Ask the router; a worker of the other role serves where its own role has none left."""
+        """Ask the router; a worker of the other role serves where its own role has none left.
+
+        Workers that drain are for streams that have begun, and for the last requests of an ingress
+        that drains itself: with more of them they would never be done.
+        """
         intake = request.intake
+        if self._router.is_leaving(intake.model) and not (request.tokens or self.is_closing):
+            raise NoWorker(intake.model, "decode")
         ask = RouteRequest(
             request_id=intake.request_id,
             model=intake.model,
@@ -321,6 +328,11 @@ class RequestFlow(FlowBooks):
         """A worker has joined (the router knows it already): parked requests try, oldest first."""
         parked = [r for r in self._requests.values() if r.stage is Stage.PARKED]
         return [e for request in parked for e in self._start(request, "worker joined", now_s)]
+
+    def close(self, now_s: float) -> list[Effect]:
+        """No more requests come: those that are here may go to workers that leave as well."""
+        self.is_closing = True
+        return self.worker_ready(now_s)
 
     def tick(self, now_s: float) -> list[Effect]:
         """Call about once a second: parked requests end, or try again where they were refused."""

@@ -150,6 +150,10 @@ class EngineClient:
             self._note(request_id, f"abort in stage {self.flow.stage_of(request_id)}")
         self._carry_out(self.flow.abort(request_ids, time.monotonic(), cancelled=cancelled))
 
+    def leave(self) -> None:
+        """Serve ends this ingress: what was let in finishes, also where all workers leave."""
+        self._carry_out(self.flow.close(time.monotonic()))
+
     async def next_outputs(self) -> list[EngineCoreOutput]:
         """Outputs for the front end, in order."""
         return await self._outputs.get()
@@ -341,9 +345,12 @@ class EngineClient:
             now_s, flying = time.monotonic(), self.flow.in_flight().values()
             self._audits.tick(self.worker_states(), self.links.open, flying, now_s)
             self._carry_out(self.news.tick(time.monotonic()))
-            self.links.let_go(self.news.needs)
+            self.links.let_go(self._needs)
             for worker in self.news.unresolved():
                 self.links.send(worker, frames.Resync())
+
+    def _needs(self, worker: str) -> bool:
+        return self.news.needs(worker, more_come=bool(self.finished))
 
     def _publish(self, now_s: float) -> None:
         heard_s, words = self.directory_heard_s, self.degraded()

@@ -354,6 +354,7 @@ class Ingress:
         """Serve ends this replica: running answers end first, then the links."""
         if not hasattr(self, "_client"):
             return
+        self._client.leave()
         if self._door is not None:
             await self._door.close(self._settings.drain_s)
         self._access.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,6 +19,8 @@ from deployments.links import frames
 from deployments.links.link import WorkerLink, open_link
 
 log = logging.getLogger("headwater.ingress")
+
+ABSENT_TICKS = 6  # 3 s; Serve's replicas wait 2 s for requests on their way before they end
 
 
 class LinkUser(Protocol):
@@ -49,6 +52,7 @@ class WorkerLinks:
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._stop_listening: Callable[[], None] = lambda: None
         self.open: dict[str, WorkerLink] = {}
+        self._absent: Counter[str] = Counter()  # ticks since a linked worker was no member
         self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}  # why there is no link now, for those that are tried again
 
@@ -80,10 +84,15 @@ class WorkerLinks:
                 asyncio.get_running_loop().call_soon(self._user.received, worker, answer)
 
     def let_go(self, is_needed: Callable[[str], bool]) -> None:
-        """End links to workers that Serve takes away and that nobody needs: they wait for that."""
+        """End links to workers that Serve has taken away and that nobody needs: they wait for that.
+
+        Call it every tick. Not at once: Serve may tell of its replicas in pieces, and where all end
+        it tells an ingress of its workers some seconds before it ends the ingress itself.
+        """
         present = MEMBERS.present()
         for worker, link in self.open.items():
-            if worker not in present and not is_needed(worker):
+            self._absent[worker] = 0 if worker in present else self._absent[worker] + 1
+            if self._absent[worker] >= ABSENT_TICKS and not is_needed(worker):
                 link.close()
 
     def close(self) -> None:
@@ -177,7 +186,7 @@ class WorkerLinks:
             log.exception("%s: what it sent cannot be used", worker)
             reason = f"what it sent cannot be used: {fault}"
         finally:
-            del self.open[worker]
+            del self.open[worker], self._absent[worker]
             link.close()
             log.warning("%s lost: %s", worker, reason)
             self.failed[worker] = f"link lost: {reason}"

@@ -52,7 +52,7 @@ class WorkerNews:
         return self._flow.worker_ready(now_s)
 
     def leaves(self, worker: str, *, draining: bool) -> None:
-        """Stop planning for a worker that Serve is taking away; its streams may finish."""
+        """Stop planning for a worker that Serve is taking away, while others are ready."""
         self._views.leaves(worker, draining=draining)
 
     def lost(self, worker: str, reason: str, now_s: float, *, is_member: bool) -> list[Effect]:
@@ -64,10 +64,16 @@ class WorkerNews:
         is_death = (is_member or did_stand) and now_s - self._ticked_s < STALL_TICKS * TICK_S
         return self._flow.worker_lost(worker, reason, now_s, is_death=is_death)
 
-    def needs(self, worker: str) -> bool:
-        """Whether a worker that leaves has work of ours, or is the last to give any to."""
-        is_last = any(self._flow.in_flight().values()) and self._router.is_ready(worker)
-        return self._flow.is_at(worker) or is_last
+    def needs(self, worker: str, *, more_come: bool = False) -> bool:
+        """Whether a worker that leaves has work of ours, or is among the last that could have.
+
+        more_come: the front end has requests of which the flow does not know yet.
+        """
+        if self._flow.is_at(worker):
+            return True
+        have_work = self._flow.have_begun() or (more_come and self._flow.is_closing)
+        view = self._router.view(worker)
+        return have_work and view is not None and self._router.is_leaving(view.model)
 
     # ---- workers speak ----------------------------------------------------------------------
 

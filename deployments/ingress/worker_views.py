@@ -1,9 +1,9 @@
 """What the router is told of the workers that are linked: whether each takes work, and hands over.
 
-A worker takes work while Serve has it, while it is heard, and while its engine's loop turns by its
-own word (``frames.Load.stalled_s``). An answered ping says nothing: the worker's event loop answers
-it, whatever the engine does. Called by worker_news, and by engine_client for what operators may
-know; must not know requests.
+A worker takes work while Serve has it (or no other is left), while it is heard, and while its
+engine's loop turns by its own word (``frames.Load.stalled_s``). An answered ping says nothing: the
+worker's event loop answers it, whatever the engine does. Called by worker_news, and by
+engine_client for what operators may know; must not know requests.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class WorkerSettings:
             Serve replaces this worker; nothing that is in such an engine is waited for.
         drain_s: what Serve takes us away from may be finished here for so long; the rest goes on
             elsewhere.
-        queue_max: attempts that may wait in the engine; more are rejected.
+        queue_max: new requests that may wait in the engine; more are rejected.
         pin_cores: give each engine cores of its own on its node.
 
     """

@@ -70,6 +70,6 @@ async def test_a_request_that_is_cancelled_while_it_is_hashed_leaves_nothing(
     async def is_clean() -> bool:
         return not registered(world) and held.waiting == 0
 
-    await wait_until_async(is_clean, timeout_s=WAIT_S, what=lambda: f"{registered(world)} to end")
+    await wait_until_async(is_clean, timeout_s=WAIT_S, what="all of it to be forgotten")
     assert sum(world.ingress._client.flow.in_flight().values()) == 0
     assert (await world.status())["admission"]["in_flight"] == 0

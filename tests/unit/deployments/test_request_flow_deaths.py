@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.flow.flow_types import FlowLimits, Outcome, Role
+from deployments.flow.flow_types import FlowLimits, Outcome, Role, Stage
 from tests.unit.deployments.flow_world import Job, World
 
 
@@ -102,9 +102,11 @@ def test_what_has_begun_goes_on_at_workers_that_drain_where_all_do(world: World)
         world.view(name, "draining")
     world.turn("p1")
     assert (world.at("r"), world.attempts[-1].role) == (planned, Role.DECODE)
-    world.submit(Job("late"))  # whose client was let in a moment before
-    assert world.at("late") == "p1"
     finish(world)
+    world.submit(Job("late"))
+    assert world.flow.stage_of("late") is Stage.PARKED, "for workers that stay"
+    world.carry_out(world.flow.close(world.now_s))
+    assert world.at("late") == "p1", "or for none, where the ingress ends too"
     finish(world, "late")
     assert world.flow.role_fallbacks_total == 0
 

@@ -15,7 +15,7 @@ import pytest
 from deployments.flow.flow_types import FlowLimits
 from deployments.ingress.client_settings import ClientSettings
 from deployments.ingress.membership import MEMBERS, Member
-from deployments.ingress.worker_links import WorkerLinks
+from deployments.ingress.worker_links import ABSENT_TICKS, WorkerLinks
 from deployments.links import frames
 from deployments.links.link_server import LinkServer
 from deployments.node.directory_actor import DirectorySettings
@@ -198,15 +198,26 @@ async def test_a_link_to_a_worker_that_leaves_ends_once_nobody_needs_it() -> Non
     async with site() as here:
         await here.start("p1", "prefill")
         await here.start("d1", "decode")
-        here.links.let_go(lambda _: False)
-        assert here.links.open.keys() == {"p1", "d1"}, "neither leaves"
         del here.members["d1"]
         MEMBERS.replace("test", list(here.members.values()))
-        here.links.let_go(lambda worker: worker == "d1")
-        await asyncio.sleep(0)
-        assert "d1" in here.links.open
-        assert here.servers["d1"].is_linked
-        here.links.let_go(lambda _: False)
+
+        def tick(*, needs: str = "") -> set[str]:
+            here.links.let_go(lambda worker: worker == needs)
+            return {w for w, link in here.links.open.items() if not link._writer.is_closing()}
+
+        for _ in range(ABSENT_TICKS - 1):
+            assert tick() == {"p1", "d1"}, "it may come back"
+        assert tick(needs="d1") == {"p1", "d1"}
+        assert tick() == {"p1"}
         await until(lambda: not here.servers["d1"].is_linked)
         await until(lambda: here.user.lost == ["d1"])
         assert here.links.open.keys() == {"p1"}
+
+
+async def test_a_worker_that_is_missing_for_a_moment_keeps_its_link() -> None:
+    async with site() as here:
+        await here.start("d1", "decode")
+        for present in (*[[]] * (ABSENT_TICKS - 1), list(here.members.values()), *[[]] * 2):
+            MEMBERS.replace("test", present)
+            here.links.let_go(lambda _: False)
+        assert not here.links.open["d1"]._writer.is_closing()

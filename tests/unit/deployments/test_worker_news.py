@@ -113,7 +113,15 @@ def test_a_worker_that_leaves_is_needed_for_what_it_has_and_where_no_other_is_le
     ingress.news.leaves("p1", draining=True)
     assert ingress.news.needs(idle) and ingress.news.needs("p1")
     ingress.flow.abort(["r"], 0.0, cancelled=True)
-    assert not any(ingress.news.needs(name) for name in ("p1", "d1", "d2"))
+    all_three = ("p1", "d1", "d2")
+    assert not any(ingress.news.needs(name, more_come=True) for name in all_three)
+    intake = Intake("rr", "rr", MODEL, 10, (), 5, 0, 4096, 0.0, 0.0, None)
+    assert ingress.flow.submit(intake, 0.0) == [], "it waits for others, and holds nobody up"
+    assert not any(ingress.news.needs(name) for name in all_three)
+    ingress.flow.abort(["rr"], 0.0, cancelled=True)
+    ingress.flow.close(0.0)
+    assert all(ingress.news.needs(name, more_come=True) for name in all_three)
+    assert not any(ingress.news.needs(name) for name in all_three)
 
 
 def test_whoever_waits_is_sent_to_the_engine_that_turns_again() -> None:

@@ -224,12 +224,13 @@ def test_workers_that_drain_take_work_only_where_all_do(router: Router) -> None:
     decided = router.route(ask(800), 0.0)
     assert decided.decode in {"d1", "d2"}
     assert router.is_ready("d1") and router.is_ready("p1")
-    assert router.slots("m") > 0
+    assert router.is_leaving("m") and router.slots("m") == 0
     add(router, "d1", state="stalled")
     assert router.route(ask(), 0.0).decode == "d2"
     add(router, "d3")
     assert router.route(ask(), 0.0).decode == "d3"
     assert not router.is_ready("d2")
+    assert not router.is_leaving("m")
     router.validate()
 
 
