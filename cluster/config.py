@@ -268,7 +268,10 @@ class LimitsConfig(Section):
         default=3,
         ge=0,
         le=100,
-        description="Times that one request is resumed on another worker after a failure.",
+        description=(
+            "Bounds what failures may cost: a request has 2 + 2 x this many attempts, of which a "
+            "resume on another worker takes one, or two where its prompt is computed anew."
+        ),
     )
     poison_worker_deaths: int = Field(
         default=2,

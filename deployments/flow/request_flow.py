@@ -4,7 +4,7 @@ Read top to bottom: ``submit`` plans and sends the prompt to a prefill worker; `
 the first token on at once and hands over to a decode worker, as an output it has already made;
 ``worker_lost`` takes the same way again with more tokens: a hand-off is a resume with one token.
 A state machine: events are calls with ``now_s``, answers are effects (flow_types). Called by
-engine_client. Must not know sockets, clocks, Ray or vLLM. Source: D8 and D9.
+engine_client. Must not know sockets, clocks, Ray or vLLM.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class RequestFlow(FlowBooks):
         for output in outputs:
             request = self._by_attempt.get(output.request_id)
             if request is None:
-                self.late_outputs_total += 1  # an attempt that was given up: drop (D9)
+                self.late_outputs_total += 1  # an attempt that was given up: drop
                 continue
             attempt = request.attempt
             assert attempt is not None

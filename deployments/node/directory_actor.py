@@ -1,6 +1,6 @@
 """The block directory as a Ray actor: applies events, lets every ingress follow the stream.
 
-A hint that never lies for long (DESIGN D6): it may die at any time; agents resend a snapshot to
+A hint that never lies for long: it may die at any time; agents resend a snapshot to
 the next one, and ingresses start over. Called by node agents (apply) and ingresses (follow).
 """
 
