@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-STREAMS = 8
+STREAMS = 16
 LONG = 1700  # tokens: several steps of prefill each, so that some still wait for theirs
 TOKENS = 40
 
