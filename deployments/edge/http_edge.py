@@ -23,6 +23,7 @@ from deployments.edge.http_errors import ApiError, choices_in, of_failure, too_m
 from deployments.edge.key_gate import HOLDER, Holder, Refused
 from deployments.edge.lone_surrogates import lone_surrogate
 from deployments.edge.request_body import RequestBody
+from deployments.edge.request_bounds import beyond_bounds
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
 
 REQUEST_HEADER = b"x-headwater-request"
@@ -43,9 +44,6 @@ GENERATE_PATHS = frozenset(
 # Fields through which vLLM's server would let a client steer transfers between engines.
 REFUSED_FIELDS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "kv_hints")
 REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1/generate takes
-# Of fields that are looked through for each token: vLLM bounds stop on its other routes so, and
-# stop_token_ids nowhere.
-LISTS_MAX = {"stop": 4, "stop_token_ids": 1_024}
 # A route's pattern ends in $, which a last line end passes too: such a path is another spelling.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
@@ -311,18 +309,6 @@ def _refused_field(body: RequestBody) -> str | None:
     return next((name for name in REFUSED_FIELDS if found.get(name) is not None), None)
 
 
-def _overlong(body: RequestBody) -> ApiError | None:
-    """The error of a list that each new token would be held against, whatever its length."""
-    sampling = body.fields.get("sampling_params")
-    for place, fields in (("", body.fields), ("sampling_params.", sampling)):
-        for name, most in LISTS_MAX.items():
-            told = fields.get(name) if isinstance(fields, dict) else None
-            if isinstance(told, list) and len(told) > most:
-                words = f"{place}{name} has {len(told)} entries, and may have {most}."
-                return ApiError(400, words, "invalid_value", place + name)
-    return None
-
-
 def _with_safe_request_id(scope: Scope) -> Scope:
     """Drop an X-Request-Id that is long or holds anything but a safe set of characters.
 
@@ -353,8 +339,9 @@ def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError |
     if generates and _outlives_its_request(body):
         message = "Field 'store' must be true or false; what runs in the background is not kept."
         return ApiError(400, message, "invalid_value", "store")
-    if generates and (overlong := _overlong(body)) is not None:
-        return overlong
+    path = route_path(scope).rstrip("/")
+    if (costly := beyond_bounds(body, path, generates=generates)) is not None:
+        return costly
     where = lone_surrogate(body)
     if where is not None:
         message = "A text holds half of a surrogate pair: no character, which no model can read."

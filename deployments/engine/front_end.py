@@ -36,6 +36,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from deployments.engine.build import inspect_model_here
+from deployments.engine.error_words import show_errors_so
 from deployments.engine.hashing import block_hashes
 from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
 from deployments.engine.request_names import request_name
@@ -182,6 +183,7 @@ async def build_front_end(
     """VLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
     arguments = _arguments(settings)
     BaseServing._base_request_id = staticmethod(_base_request_id)  # noqa: SLF001
+    show_errors_so()
     inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     llm = HeadwaterLLM(config, port)

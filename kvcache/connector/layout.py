@@ -148,6 +148,7 @@ def namespace_of(vllm_config: VllmConfig, model: str, root: str) -> Namespace:
     build = (
         f"vllm {vllm.__version__}, slot format {SLOT_FORMAT}, {vllm_config.device_config.device}, "
         f"quantization {model_config.quantization}, lora {'on' if lora else 'off'}"
+        f"{by_length(model_config.hf_text_config, model_config.max_model_len)}"
     )
     return Namespace(
         model=model,
@@ -159,6 +160,17 @@ def namespace_of(vllm_config: VllmConfig, model: str, root: str) -> Namespace:
         hash_root=root,
         build=build,
     )
+
+
+def by_length(config: object, max_model_len: int) -> str:
+    """What of the served length keys depend on: "", but for models with LongRoPE.
+
+    These have two sets of factors, and vLLM 0.32 takes one of them for all positions, by
+    max_model_len (layers/rotary_embedding/phi3_long_rope_scaled_rope.py).
+    """
+    told = [getattr(config, name, None) for name in ("rope_parameters", "rope_scaling")]
+    is_long = any(f"{kind!r}" in str(told) for kind in ("longrope", "su"))
+    return f", max_model_len {max_model_len}" if is_long else ""
 
 
 class RankPart:

@@ -62,11 +62,11 @@ class Harness:
         from vllm import SamplingParams
         from vllm.sampling_params import StructuredOutputsParams
 
-        schema = given.pop("json_schema", None)
+        schema, regex = given.pop("json_schema", None), given.pop("regex", None)
         given.setdefault("temperature", 0)
         params = SamplingParams(**given)
-        if schema is not None:
-            params.structured_outputs = StructuredOutputsParams(json=schema)
+        if schema is not None or regex is not None:
+            params.structured_outputs = StructuredOutputsParams(json=schema, regex=regex)
             params.structured_outputs._backend = "xgrammar"
         params.update_from_generation_config({}, self.tokenizer.eos_token_id)
         params.update_from_tokenizer(self.tokenizer)

@@ -51,6 +51,35 @@ def test_the_request_is_refused_with_the_reason_and_its_neighbour_finishes(
     assert counts.free_blocks == counts.total_blocks
 
 
+def test_a_grammar_that_takes_ever_longer_is_given_up_and_its_neighbour_finishes(
+    harness: Harness,
+) -> None:
+    """Read in many ways: the time for a token grows with the third power of those before it."""
+    decoded = {token: harness.tokenizer.decode([token]) for token in range(len(harness.tokenizer))}
+    spaces = max(
+        (t for t, text in decoded.items() if not text.strip(" ")), key=lambda t: len(decoded[t])
+    )
+    assert len(decoded[spaces]) >= 16
+    prompt = harness.chat("Count the rivers.")
+    expected = harness.answer(prompt, harness.params(max_tokens=20)).tokens
+    neighbour = harness.add(prompt, harness.params(max_tokens=20))
+    slow = harness.params(max_tokens=40, regex="(( *a?)*b?)*c", allowed_token_ids=[spaces])
+    name = harness.add(prompt, slow)
+    refused: list[Any] = []
+    tokens: list[int] = []
+    for _ in range(STEPS_MAX):
+        if not harness.engine.has_work():
+            break
+        result = harness.engine.step()
+        refused += result.refused
+        tokens += [t for o in result.outputs if o.request_id == neighbour for t in o.new_token_ids]
+        if result.pending_io:
+            time.sleep(0.001)
+    (refusal,) = refused
+    assert (refusal.request_id, "too long to follow" in refusal.reason) == (name, True)
+    assert tokens == expected
+
+
 def test_a_grammar_that_can_be_followed_is_not_refused(harness: Harness) -> None:
     params = harness.params(max_tokens=8, json_schema={"enum": ["a", "b"]})
     answer = harness.answer(harness.chat("Choose."), params)

@@ -114,6 +114,8 @@ WRONG_FIELDS = [
     Bad("unknown model", "model_not_found", "model", 404, EVERYWHERE, {"model": "nope"}),
     Bad("second model", "model_not_found", "model", 404, EVERYWHERE,
         text=with_member('"model": "other"')),
+    Bad("a path for a model", "model_not_found", "model", 404, EVERYWHERE,
+        {"model": "/a" * 50_000}),
     Bad("model of a wrong type", "invalid_type", "model", paths=EVERYWHERE, fields={"model": 3}),
     Bad("half a character", "invalid_value", "prompt", paths=(COMPLETIONS, "/tokenize"),
         text=as_content(LONE)),
@@ -167,6 +169,14 @@ WRONG_FIELDS = [
         fields={"prompt": None}),
     Bad("messages that are none", "invalid_type", "messages", paths=(CHAT, MESSAGES),
         fields={"messages": {"role": "user"}}),
+    Bad("thousands of nothing", "invalid_value", "messages", paths=(CHAT, MESSAGES),
+        fields={"messages": [{}] * 20_000}),
+    Bad("a schema that takes gigabytes", "invalid_value", "response_format", paths=SAMPLING,
+        fields={"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {
+            "type": "object", "minProperties": 300, "maxProperties": 599,
+            "properties": {f"p{i}": {"type": "string"} for i in range(600)}}}}}),
+    Bad("a path among bad words", "invalid_value", "bad_words", paths=SAMPLING,
+        fields={"bad_words": ["", "/a" * 2000]}),
     Bad("nobody's message", "missing_required_parameter", "messages[0].role", paths=(CHAT,),
         fields={"messages": [{"content": "x"}]}),
     Bad("a picture", "invalid_value", "messages", paths=(CHAT,), fields={"messages": [
