@@ -326,14 +326,20 @@ class AgentServer:
             return arena
         if len(self._arenas) >= MODELS_MAX:
             raise RegistrationRefused(f"this node already serves {MODELS_MAX} models")
-        arena = Arena(
-            self.source,
-            self.incarnation,
-            hello.namespace,
-            hello.layout,
-            self._slab_bytes,
-            self._orphan_ttl_s,
-        )
+        try:
+            arena = Arena(
+                self.source,
+                self.incarnation,
+                hello.namespace,
+                hello.layout,
+                self._slab_bytes,
+                self._orphan_ttl_s,
+            )
+        except RegistrationRefused:
+            raise
+        except Exception as error:  # there are no books yet that it could have spoilt
+            log.exception("no arena for %r", model)
+            raise RegistrationRefused(f"the arena cannot be made: {error}") from error
         self._arenas[model] = arena
         return arena
 

@@ -70,12 +70,6 @@ class Arena:
             raise RegistrationRefused(
                 f"a slab of {slab_bytes} bytes has no room for a slot of {layout.slot_bytes}"
             )
-        try:
-            geometry = SlabGeometry(slots_total, layout.slot_bytes)
-            self.slab = Slab(f"headwater-{namespace.model}", geometry)
-        except OSError as error:
-            raise RegistrationRefused(f"the slab cannot be made: {error}") from error
-        self._prefault = Prefault(self.slab.slots)
         # Generations of two incarnations must not meet: a worker may still hold the old ones.
         first_generation = (secrets.randbits(30) << 32) + 1
         self.table = SlotTable(namespace.model, slots_total, first_generation, orphan_ttl_s)
@@ -83,6 +77,17 @@ class Arena:
         self._answers: list[tuple[Owner, Reply]] = []
         self._view: SlabView | None = None
         self._journal = Journal(source, incarnation, namespace.model)
+        try:
+            geometry = SlabGeometry(slots_total, layout.slot_bytes)
+            # Not by the model: its name may be of any length and have any character.
+            self.slab = Slab(f"headwater-{namespace.id.hex()}", geometry)
+        except OSError as error:
+            raise RegistrationRefused(f"the slab cannot be made: {error}") from error
+        try:
+            self._prefault = Prefault(self.slab.slots)
+        except RuntimeError as error:  # no thread to be had; the worker will ask again
+            self.slab.close()
+            raise RegistrationRefused(f"the slab cannot be served: {error}") from error
 
     def check(self, hello: Hello) -> None:
         """Raises RegistrationRefused, naming each field in which this worker's blocks differ."""

@@ -117,9 +117,13 @@ class Slab:
     def __init__(self, name: str, geometry: SlabGeometry) -> None:
         """Raises OSError where the memory cannot be had."""
         self.geometry = geometry
-        self.data_fd = _memfd(f"{name}-data", geometry.data_bytes)
-        self.headers_fd = _memfd(f"{name}-headers", geometry.headers_bytes)
-        self._mapping = _Mapping(geometry, self.data_fd, self.headers_fd, write=True)
+        with contextlib.ExitStack() as undo:  # whoever was refused asks again, for ever
+            self.data_fd = _memfd(f"{name}-data", geometry.data_bytes)
+            undo.callback(os.close, self.data_fd)
+            self.headers_fd = _memfd(f"{name}-headers", geometry.headers_bytes)
+            undo.callback(os.close, self.headers_fd)
+            self._mapping = _Mapping(geometry, self.data_fd, self.headers_fd, write=True)
+            undo.pop_all()
 
     @property
     def slots(self) -> NDArray[np.uint8]:
@@ -199,7 +203,7 @@ class SlabView:
 
 
 def _memfd(name: str, size_bytes: int) -> int:
-    fd = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
     except OSError:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from kvcache import arena as arena_module
+from kvcache import slab as slab_module
 from kvcache.agent import AgentServer
+from kvcache.errors import RegistrationRefused
 from kvcache.protocol import (
     Abandon,
     Allocate,
@@ -87,3 +91,59 @@ def test_no_bytes_end_the_agent_or_spoil_its_books(
     is_served(good, agent, clock, ROUNDS)
     eventually(lambda: len(agent.sessions()) == 1, "the others to be forgotten")
     assert agent.ledger(MODEL) == agent.scan(MODEL)
+
+
+@pytest.mark.parametrize("model", ["", "a\0b", "a/b", "\N{GRINNING FACE}" * 200, "m" * 10_000])
+def test_a_model_of_any_name_is_served(model: str, agent: AgentServer, connect: Connect) -> None:
+    store = connect("w", model=model)
+    publish(store, chain(2))
+    assert agent.models() == (model,) and agent.failure is None
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def _no_memory(*_: object, **__: object) -> None:
+    raise OSError(12, "Cannot allocate memory")
+
+
+def _unforeseen(*_: object) -> None:
+    raise ValueError("unforeseen")
+
+
+@pytest.mark.parametrize(
+    ("module", "part", "failing", "says"),
+    [
+        (arena_module, "Prefault", _no_thread, "can't start new thread"),
+        (arena_module, "SlotTable", _unforeseen, "unforeseen"),
+        (slab_module, "_Mapping", _no_memory, "Cannot allocate memory"),
+    ],
+)
+def test_an_arena_that_cannot_be_made_is_refused_and_costs_nobody_else(
+    agent: AgentServer,
+    connect: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    part: str,
+    failing: object,
+    says: str,
+) -> None:
+    good = connect("good")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, part, failing)
+        before = _memfds()
+        with pytest.raises(RegistrationRefused, match=says):
+            connect("other", model="other")
+        eventually(lambda: _memfds() == before, "what was begun to be given back")
+    publish(good, chain(2))
+    publish(connect("again", model="other"), chain(2))
+
+
+def _memfds() -> int:
+    """How many this process has open: of slabs, and nothing else makes any."""
+    count = 0
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            count += str(fd.readlink()).startswith("/memfd:headwater-")
+    return count
