@@ -122,16 +122,16 @@ class BlockLoader:
                 if len(staged) == len(self._staging):
                     loaded += self._load(staged)
             loaded += self._load(staged)
+            if job.from_peer is not None and not job.aborted:
+                self._counters.add(pulls_total=1)
+                queued_s = time.monotonic()
+                load_s = queued_s - started_s
+                if job.from_peer.peer.run(lambda: self._pull(job, load_s, queued_s)):
+                    return
+                reason = UNAVAILABLE
         except Exception as error:  # noqa: BLE001 - whatever it is: recompute, never lose the report
             reason = _reason(error)
-        load_s = time.monotonic() - started_s
-        if job.from_peer is None or job.aborted or reason is not None:
-            self._end(job, loaded, reason, load_s)
-            return
-        self._counters.add(pulls_total=1)
-        queued_s = time.monotonic()
-        if not job.from_peer.peer.run(lambda: self._pull(job, load_s, queued_s)):
-            self._end(job, loaded, UNAVAILABLE, load_s)
+        self._end(job, loaded, reason, time.monotonic() - started_s)
 
     def _stage(self, ref: BlockRef, row: int) -> None:
         store = self._store()

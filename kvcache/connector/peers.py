@@ -40,15 +40,17 @@ class Peer:
     def run(self, work: Work) -> bool:
         """Queue work, which must not raise; it is done even if the peer is closed meanwhile.
 
-        False where it is closed already: the work will not be done. Any thread.
+        False where it is closed already, or no thread is to be had: the work will not be done.
+        Any thread.
         """
         with self._lock:
             if self._is_closed:
                 return False
             if self._thread is None:
                 name = f"headwater-pull-{self.address}"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                self._thread.start()
+                self._thread = _started(self._run, name)
+            if self._thread is None:
+                return False
             self._works.put(work)
             return True
 
@@ -101,24 +103,43 @@ class Peers:
                     return None
                 peer = self._peers[address] = Peer(address, source)
             self._peers.move_to_end(address)
-            if len(self._peers) > self._peers_max:
-                self._begin_closing(self._peers.popitem(last=False)[1])
+            while len(self._peers) > self._peers_max:
+                oldest = next(iter(self._peers.values()))
+                if not self._begin_closing(oldest):
+                    break  # one too many meanwhile
+                del self._peers[oldest.address]
             return peer
 
     def close(self) -> None:
         """End all, waiting for their threads within a bound. Safe to call twice."""
         with self._lock:
             self._is_closed = True
-            while self._peers:
-                self._begin_closing(self._peers.popitem()[1])
+            unclosed = [peer for peer in self._peers.values() if not self._begin_closing(peer)]
+            self._peers.clear()
             closing, self._closing = self._closing, []
         by_s = time.monotonic() + _CLOSE_TIMEOUT_S
+        for peer in unclosed:
+            peer.close()
         for thread in closing:
             thread.join(max(0.0, by_s - time.monotonic()))
 
-    def _begin_closing(self, peer: Peer) -> None:
-        """Under the lock. In a thread of its own: it waits for the peer's threads."""
+    def _begin_closing(self, peer: Peer) -> bool:
+        """Under the lock. In a thread of its own: it waits for the peer's threads. Whether there is
+        one to be had.
+        """
         self._closing = [thread for thread in self._closing if thread.is_alive()]
-        name = f"headwater-close-{peer.address}"
-        self._closing.append(threading.Thread(target=peer.close, name=name, daemon=True))
-        self._closing[-1].start()
+        thread = _started(peer.close, f"headwater-close-{peer.address}")
+        if thread is not None:
+            self._closing.append(thread)
+        return thread is not None
+
+
+def _started(target: Work, name: str) -> threading.Thread | None:
+    """None where no thread is to be had: that is this peer's trouble, and nobody else's."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        log.warning("%s: %s", name, error)
+        return None
+    return thread

@@ -168,9 +168,14 @@ class PeerServer:
             target=self._run, args=(sock, number, place), name=f"kvcache-peer-{place}", daemon=True
         )
         close_in_children(sock)
-        self._sockets[number] = sock
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread to be had: the peer tries again, and so do we
+            log.warning("peer %s is turned away: %s", place, error)
+            sock.close()
+            return
+        self._sockets[number] = sock  # it ends them under the lock, so after this
         self._threads[number] = thread
-        thread.start()
 
     def _run(self, sock: socket.socket, number: int, place: str) -> None:
         try:

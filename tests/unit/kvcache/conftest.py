@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -33,6 +34,21 @@ class FakeClock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+@pytest.fixture
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """no_thread(prefix): none so named can be started from now on; "-": all can again."""
+    refused = ["-"]
+    start = threading.Thread.start
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name.startswith(refused[0]):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    return lambda prefix: refused.__setitem__(0, prefix)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -252,6 +252,52 @@ def test_one_peer_too_many_closes_the_one_that_was_asked_longest_ago() -> None:
     nodes.peers.close()
     nodes.peers.close()
     assert nodes[1].is_closed and nodes[3].is_closed and nodes.peers.get("node:1") is None
+
+
+def test_a_pull_for_which_there_is_no_thread_fails_alone(
+    world: World, no_thread: Callable[[str], None]
+) -> None:
+    no_thread("headwater-pull")
+    for name in ("first", "second"):  # the peer is not taken for one that has its thread
+        world.loader.submit(world.job(name))
+        result = world.result()
+        assert (result.loaded_blocks, result.pull_failure) == (3, "unavailable")
+        assert result.failed_block_ids == (11, 12, 13, 14, 15)
+    no_thread("-")
+    world.loader.submit(world.job("third"))
+    assert world.result().loaded_blocks == 8
+
+
+def test_whatever_a_peer_does_the_load_is_reported_and_the_next_one_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = world.job("first")
+    assert job.from_peer is not None
+
+    def unforeseen(_: object) -> bool:
+        raise ValueError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job.from_peer.peer, "run", unforeseen)
+        world.loader.submit(job)
+        assert world.result().reason == "internal"
+    world.loader.submit(world.job("second"))
+    assert world.result().loaded_blocks == 8
+
+
+def test_a_peer_that_no_thread_can_close_stays_until_one_can(
+    no_thread: Callable[[str], None],
+) -> None:
+    nodes = FakeNodes(peers_max=1)
+    no_thread("headwater-close")
+    first, second = nodes.peers.get("node:1"), nodes.peers.get("node:2")
+    assert first is not None and second is not None and len(nodes.peers) == 2
+    no_thread("-")
+    assert nodes.peers.get("node:2") is second and len(nodes.peers) == 1
+    wait_until(lambda: nodes[1].is_closed, timeout_s=TIMEOUT_S, what="the first to be closed")
+    no_thread("headwater-close")
+    nodes.peers.close()
+    assert nodes[2].is_closed and len(nodes.peers) == 0
 
 
 def test_work_that_a_peer_has_taken_is_done_even_if_it_is_closed_meanwhile() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import random
 import socket
 import threading
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -171,3 +172,15 @@ def test_a_reader_survives_whatever_listens_where_it_looks_for_a_node(
     assert reader.source.last_error is None or isinstance(reader.source.last_error, KvCacheError)
     reader.source.close()
     hostile.close()
+
+
+def test_a_connection_for_which_there_is_no_thread_is_turned_away_and_the_next_one_served(
+    node: Node, make_tcp_reader: MakeReader, no_thread: Callable[[str], None]
+) -> None:
+    no_thread("kvcache-peer-")
+    for _ in range(2):
+        with socket.create_connection(node.server.endpoint, timeout=TIMEOUT_S) as sock:
+            drain(sock)
+    assert node.server.connections == 0
+    no_thread("-")
+    is_served(node, make_tcp_reader(node.server.endpoint), "after")
