@@ -159,21 +159,25 @@ class Connection:
 
     def serve(self, wake_out: socket.socket, is_closing: threading.Event) -> StoreUnavailable:
         """Reads answers and sends what waits, until the agent is lost or is_closing is set.
-        Returns which.
+        Returns which. Whatever it raises, the connection is over.
         """
         error = StoreUnavailable("the store was closed")
-        with selectors.DefaultSelector() as selector:
-            selector.register(wake_out, selectors.EVENT_READ)
-            selector.register(self._sock, selectors.EVENT_READ)
-            try:
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(wake_out, selectors.EVENT_READ)
+                selector.register(self._sock, selectors.EVENT_READ)
                 while not is_closing.is_set():
                     self._step(selector, wake_out)
-            except StoreUnavailable as lost:
-                # Without its traceback, which holds us, and so the slab, for as long as it is kept.
-                error = StoreUnavailable(str(lost))
-            except (OSError, ProtocolError) as cause:
-                error = StoreUnavailable(f"the agent is lost: {cause}")
-        self._end(error)
+        except StoreUnavailable as lost:
+            # Without its traceback, which holds us, and so the slab, for as long as it is kept.
+            error = StoreUnavailable(str(lost))
+        except (OSError, ProtocolError) as cause:
+            error = StoreUnavailable(f"the agent is lost: {cause}")
+        except Exception as cause:
+            error = StoreUnavailable(f"the agent is lost: {cause!r}")
+            raise
+        finally:
+            self._end(error)
         return error
 
     def _step(self, selector: selectors.BaseSelector, wake_out: socket.socket) -> None:
@@ -211,10 +215,11 @@ class Connection:
                 raise ProtocolError(f"an answer to {reply.request_id}, which was not asked")
             try:
                 waiter.resolve(reply)
-            except (ProtocolError, ValueError) as error:  # ValueError: a refusal of no known kind
-                # It waits no more among those that _end() fails.
+            except Exception as error:  # it waits no more among those that _end() fails
                 waiter.fail(StoreUnavailable(f"the agent is lost: {error}"))
-                raise ProtocolError(str(error)) from error
+                if isinstance(error, ValueError):  # a refusal of no known kind
+                    raise ProtocolError(str(error)) from error
+                raise
 
     def _end(self, error: StoreUnavailable) -> None:
         with self._lock:

@@ -151,9 +151,7 @@ class BlockStore:
 
     @property
     def slots(self) -> NDArray[np.uint8]:
-        """(slots, slot_bytes) of shared memory, read-only: filling() gives what may be written.
-        Raises StoreUnavailable.
-        """
+        """(slots, slot_bytes) shared and read-only: see filling(). Raises StoreUnavailable."""
         return self._current().view.slots
 
     # Reading
@@ -189,6 +187,7 @@ class BlockStore:
             pending.resolve(make(refs, reply.handoff_open))
 
         return self._ask(
+            self._connection,
             lambda request_id: LeasePrefix(request_id, lease, asked, ttl_s, takes_over, wait),
             pending,
             resolve,
@@ -243,15 +242,15 @@ class BlockStore:
                 Refusal(outcome) if isinstance(outcome, int) else Grant(block, *outcome)
                 for block, outcome in zip(asked, reply.outcomes, strict=True)
             )
-            assert connection is not None
+            assert connection is not None  # else it was not asked
             connection.hold([grant for grant in outcomes if isinstance(grant, Grant)])
             pending.resolve(outcomes)
 
         return self._ask(
+            connection,
             lambda request_id: Allocate(request_id, asked, ttl_s, handoff, handoff_ttl_s),
             pending,
             resolve,
-            connection,
         )
 
     @contextlib.contextmanager
@@ -307,7 +306,7 @@ class BlockStore:
             connection.drop(block.generation for block in filled)
         rows = tuple((b.hash, b.parent, b.slot, b.generation, b.checksum) for b in filled)
         return self._ask(
-            lambda request_id: Publish(request_id, rows, handoff), pending, resolve, connection
+            connection, lambda request_id: Publish(request_id, rows, handoff), pending, resolve
         )
 
     def abandon(self, blocks: Sequence[Grant]) -> None:
@@ -344,13 +343,15 @@ class BlockStore:
 
     def _ask(
         self,
+        connection: Connection | None,
         make_request: Callable[[int], Request],
         pending: Pending[T],
         resolve: Callable[[Reply], None],
-        connection: Connection | None = None,
     ) -> Pending[T]:
+        if connection is None:  # there may be one by now, but no earlier step knew it
+            return Pending.failed(StoreUnavailable(f"no agent: {self._last_error}"))
         try:
-            (connection or self._current()).ask(make_request, Waiter(resolve, pending.fail))
+            connection.ask(make_request, Waiter(resolve, pending.fail))
         except StoreUnavailable as error:
             pending.fail(error)
         return pending
@@ -368,25 +369,28 @@ class BlockStore:
         retry_s = RETRY_FIRST_S
         while not self._is_closing.is_set():
             try:
-                hello = self.registration.hello()
-                connection = open_connection(
-                    self.socket_path, hello, self._wake, HANDSHAKE_TIMEOUT_S
-                )
+                self._serve()
+                retry_s = RETRY_FIRST_S
             except (StoreUnavailable, RegistrationRefused) as error:
                 self._note(None, error)
-                self._is_closing.wait(retry_s)
-                retry_s = min(2 * retry_s, RETRY_LAST_S)
-                continue
-            retry_s = RETRY_FIRST_S
-            self.connections_total += 1
-            self._note(connection, self._last_error)
-            ended = connection.serve(self._wake_out, self._is_closing)
-            self._note(None, ended)
-            del connection  # the old slab's memory goes now, not when there is another agent
-            if not self._is_closing.is_set():
-                log.warning("%s lost its agent: %s", self.registration.owner, ended)
+            except Exception as error:  # the thread goes on: else the store stays "connected"
+                log.exception("%s lost its agent", self.registration.owner)
+                self._note(None, StoreUnavailable(f"no agent: {error!r}"))
+            self._is_closing.wait(retry_s)
+            retry_s = min(2 * retry_s, RETRY_LAST_S)
         self._wake_in.close()
         self._wake_out.close()
+
+    def _serve(self) -> None:
+        """One connection, to its end. Raises StoreUnavailable, RegistrationRefused."""
+        hello = self.registration.hello()
+        connection = open_connection(self.socket_path, hello, self._wake, HANDSHAKE_TIMEOUT_S)
+        self.connections_total += 1
+        self._note(connection, self._last_error)
+        ended = connection.serve(self._wake_out, self._is_closing)
+        self._note(None, ended)  # as this returns, so does the old slab's memory go
+        if not self._is_closing.is_set():
+            log.warning("%s lost its agent: %s", self.registration.owner, ended)
 
     def _note(self, connection: Connection | None, error: KvCacheError | None) -> None:
         with self._changed:

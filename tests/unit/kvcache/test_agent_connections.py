@@ -209,6 +209,67 @@ def test_an_answer_that_does_not_fit_fails_its_request_at_once_and_ends_the_conn
     assert agent.alive
 
 
+def test_a_bug_in_what_takes_an_answer_fails_that_request_and_ends_the_connection(
+    agent: AgentServer, connect: Connect
+) -> None:
+    def bug(*_: object) -> None:
+        raise AssertionError("a bug")
+
+    store = connect("w")
+    with pytest.raises(StoreUnavailable, match="a bug"):
+        store.lease_run("load", chain(1), TTL_S, None, None, bug).result(TIMEOUT_S)
+    eventually(lambda: store.connections_total > 1 and store.connected, "another connection")
+    publish(store, chain(1))
+
+
+@pytest.mark.parametrize(
+    ("module", "part", "error"),
+    [
+        (connection.selectors, "DefaultSelector", OSError(24, "Too many open files")),
+        (connection, "Prefault", RuntimeError("can't start new thread")),
+        (store_module, "open_connection", OSError(24, "Too many open files")),
+    ],
+    ids=["no selector", "no thread", "no socket"],
+)
+def test_a_store_goes_on_once_what_it_lacks_is_there(
+    agent: AgentServer,
+    monkeypatch: pytest.MonkeyPatch,
+    module: object,
+    part: str,
+    error: Exception,
+) -> None:
+    # The agent, which shares our process, has its own selector and pages already.
+    BlockStore.connect(agent.socket_path, registration("before"), TIMEOUT_S).close()
+
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, part, fails)
+        store = BlockStore(agent.socket_path, registration("w"))
+        eventually(lambda: store.last_error is not None, "the first failure")
+        with pytest.raises(StoreUnavailable):
+            store.lease_prefix("load", chain(1), TTL_S).result(TIMEOUT_S)
+    eventually(lambda: store.connected, "a connection that lasts")
+    publish(store, chain(1))
+    store.close()
+
+
+def test_what_is_asked_before_there_is_an_agent_is_not_asked_of_one_that_comes_meanwhile(
+    agent: AgentServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = connect("w")
+    found = [None, store._connection]
+    with monkeypatch.context() as patch:
+        one = property(lambda _: found.pop(0) if len(found) > 1 else found[0])
+        patch.setattr(BlockStore, "_connection", one, raising=False)
+        pending = store.allocate(chain(1), TTL_S)
+        with pytest.raises(StoreUnavailable, match="no agent"):
+            pending.result(TIMEOUT_S)
+    publish(store, chain(1))
+    assert store.connections_total == 1
+
+
 def test_an_agent_that_does_not_answer_hello_is_no_agent(
     socket_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
