@@ -140,10 +140,10 @@ class NodeAgent:
             if not self._server.alive:
                 log.critical("the agent's loop has ended: %r", self._server.failure)
                 os._exit(EXIT_AGENT_FAILED)  # Ray starts a new incarnation
-            batches = self._server.drain_events()
-            models = self._server.models()
-            self._publish(models)
             try:
+                batches = self._server.drain_events()
+                models = self._server.models()
+                self._publish(models)
                 if directory is None:
                     directory = ensure_directory(self._settings.directory)
                 messages = shipping.shipment(batches, models, time.monotonic())
@@ -153,6 +153,10 @@ class NodeAgent:
                         self._apply(directory, wanted)
             except (ray.exceptions.RayError, TimeoutError) as lost:
                 log.warning("directory does not answer (%s); snapshots will follow", lost)
+                shipping.directory_lost()
+                directory = None
+            except Exception:  # this thread goes on: nobody else watches over the agent's loop
+                log.exception("events are not shipped; snapshots will follow")
                 shipping.directory_lost()
                 directory = None
 
