@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from deployments.node.event_shipping import ASK_INTERVAL_S, Answer, EventShippin
 from deployments.node.slab_metrics import SlabMetrics
 from deployments.secret import read_secret
 from kvcache.agent import AgentServer
+from kvcache.errors import AgentAlreadyRunning
 from kvcache.events import Message, encode
 from kvcache.transport.server import PeerServer
 
@@ -36,6 +37,8 @@ log = logging.getLogger("headwater.agent")
 SHIP_INTERVAL_S = 0.02
 SHIP_TIMEOUT_S = 5.0
 METRICS_INTERVAL_S = 1.0
+LOCK_TRIES = 60  # 30 s: as long as a process may take to give a large slab back
+LOCK_RETRY_S = 0.5
 EXIT_AGENT_FAILED = 71
 
 
@@ -77,12 +80,14 @@ class NodeAgent:
         self._news = threading.Event()
         self._is_closing = False
         self._publish_s = 0.0  # when metrics are due
-        self._server = AgentServer(
-            path,
-            settings.slab_bytes,
-            node=node,
-            orphan_ttl_s=settings.orphan_ttl_s,
-            on_events=self._news.set,
+        self._server = _when_free(
+            lambda: AgentServer(
+                path,
+                settings.slab_bytes,
+                node=node,
+                orphan_ttl_s=settings.orphan_ttl_s,
+                on_events=self._news.set,
+            )
         )
         self._path = path
         self._peers = _peer_server(self._server, settings)
@@ -173,6 +178,22 @@ class NodeAgent:
         sent = directory.apply.remote(self._server.source, frames)
         answer: Answer = ray.get(sent, timeout=SHIP_TIMEOUT_S)
         return answer
+
+
+def _when_free(start: Callable[[], AgentServer]) -> AgentServer:
+    """One that serves as soon as its predecessor, which Ray has seen die, lets go of the socket.
+
+    Raises AgentAlreadyRunning after a while, AgentStartFailed. To raise is dear: Ray does not
+    restart an actor whose constructor has raised.
+    """
+    for tried in range(LOCK_TRIES):
+        try:
+            return start()
+        except AgentAlreadyRunning as busy:
+            if tried == 0:
+                log.warning("an agent before us still holds %s: waiting for its end", busy)
+            time.sleep(LOCK_RETRY_S)
+    return start()
 
 
 def _peer_server(agent: AgentServer, settings: AgentSettings) -> PeerServer:

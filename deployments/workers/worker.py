@@ -115,14 +115,22 @@ class EngineWorker:
     async def _follow_agent(self) -> None:
         """Tell ingresses where our node's slab is read: an agent that starts anew moves.
 
-        The call waits while Ray restarts the agent.
+        The call waits while Ray restarts the agent. One whose constructor has raised Ray restarts
+        no more: another is made then.
         """
         loop = self._server.loop
+        is_dead = False
         while True:
             await asyncio.sleep(PEER_ADDRESS_INTERVAL_S)
             try:
+                if is_dead:
+                    self._agent = await asyncio.to_thread(
+                        ensure_agent, self._settings.agent, self._node
+                    )
                 loop.slab_peer = await self._agent.peer_address.remote()
+                is_dead = False
             except ray.exceptions.RayError as lost:
+                is_dead = isinstance(lost, ray.exceptions.ActorDiedError)
                 if loop.slab_peer:
                     log.warning("node agent does not answer (%s): nobody reads its slab", lost)
                 loop.slab_peer = ""

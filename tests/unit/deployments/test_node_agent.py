@@ -1,4 +1,4 @@
-"""The node agent's body, without Ray: what it does when shipping fails."""
+"""The node agent's body, without Ray: how it begins, and what it does when shipping fails."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
 from deployments.links.listening import ListenSettings
 from deployments.node import event_shipping, node_agent
-from deployments.node.node_agent import EXIT_AGENT_FAILED, AgentSettings, NodeAgent
+from deployments.node.agent_socket import socket_path
+from deployments.node.node_agent import EXIT_AGENT_FAILED, LOCK_TRIES, AgentSettings, NodeAgent
+from kvcache.agent import AgentServer
+from kvcache.errors import AgentAlreadyRunning
 from tests.unit.deployments.recorded_metrics import install
 from tests.waiting import wait_until
 
@@ -28,7 +32,8 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentSettings]:
     monkeypatch.setattr(node_agent, "log_here", lambda: None)
     monkeypatch.setattr(node_agent, "ensure_directory", lambda _: None)
     monkeypatch.setattr(NodeAgent, "_apply", lambda *_: ("epoch", []))
-    monkeypatch.setattr(node_agent, "SHIP_INTERVAL_S", 0.0)
+    for pause in ("LOCK_RETRY_S", "SHIP_INTERVAL_S"):
+        monkeypatch.setattr(node_agent, pause, 0.0)
     monkeypatch.setattr(event_shipping, "ASK_INTERVAL_S", 0.0)
     with tempfile.TemporaryDirectory(prefix="na-") as folder:  # short, for the agent's socket
         (Path(folder) / "secret").write_bytes(b"a secret of the cluster's")
@@ -46,6 +51,45 @@ def ended(agent: NodeAgent) -> None:
     agent._news.set()
     agent._shipper.join(TIMEOUT_S)
     assert not agent._shipper.is_alive()
+
+
+def test_an_agent_waits_until_the_one_before_it_lets_go_of_the_socket(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = socket_path(settings.app, NODE, settings.socket_dir)
+    Path(path).parent.mkdir(mode=0o700)
+    before = AgentServer(path, settings.slab_bytes)
+    refused = 0
+
+    def start(*args: Any, **named: Any) -> AgentServer:
+        nonlocal refused
+        try:
+            return AgentServer(*args, **named)
+        except AgentAlreadyRunning:
+            refused += 1
+            if refused == 3:
+                before.close()
+            raise
+
+    monkeypatch.setattr(node_agent, "AgentServer", start)
+    agent = NodeAgent(settings, NODE)
+    assert agent.address() == path and refused == 3
+    ended(agent)
+
+
+def test_an_agent_does_not_wait_for_ever(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[object] = []
+
+    def start(path: str, *_: Any, **__: Any) -> AgentServer:
+        tries.append(path)
+        raise AgentAlreadyRunning(path)
+
+    monkeypatch.setattr(node_agent, "AgentServer", start)
+    with pytest.raises(AgentAlreadyRunning):
+        NodeAgent(settings, NODE)
+    assert len(tries) == LOCK_TRIES + 1
 
 
 def test_whatever_shipping_meets_it_goes_on_and_watches_over_the_loop(
