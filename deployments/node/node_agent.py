@@ -164,6 +164,7 @@ class NodeAgent:
                 log.exception("events are not shipped; snapshots will follow")
                 shipping.directory_lost()
                 directory = None
+                time.sleep(METRICS_INTERVAL_S)  # what comes back each time must not fill a disk
 
     def _publish(self, models: Sequence[str]) -> None:
         """Tell the metrics, once a second."""
