@@ -29,9 +29,9 @@ SCORED_CHARS_MAX = 256 << 10
 LOGPROBS_MAX = 2_000_000  # in an answer at once, which the ingress holds until its end
 TOKENIZED_BYTES_MAX = 1 << 20  # a context's worth of text; nobody computes for the rest
 TOKENIZING_PATHS = frozenset({"/tokenize", "/detokenize", "/v1/messages/count_tokens"})
-# Of fields that are looked through for each token: vLLM bounds stop on its other routes so, and
-# stop_token_ids nowhere.
-LISTS_MAX = {"stop": 4, "stop_token_ids": 1_024}
+# Looked through for each token. vLLM bounds stop itself, but in sampling_params.
+STOPS_MAX = 4
+STOP_TOKENS_MAX = 256 << 10  # more than any vocabulary has
 _CONSTRAINTS = ("structured_outputs", "response_format", "text", "output_config", "output_format")
 # Lists under these names may be long, where all that they hold are numbers.
 _TOKENS = frozenset(
@@ -105,12 +105,12 @@ def _many_entries(asked: object) -> ApiError | None:
 
 def _overlong(place: str, fields: dict[str, Any]) -> ApiError | None:
     """A list that each new token is held against, or that is turned into tokens on the loop."""
-    for name, most in LISTS_MAX.items():
+    bounds = {"stop_token_ids": STOP_TOKENS_MAX} | ({"stop": STOPS_MAX} if place else {})
+    for name, most in bounds.items():
         told = fields.get(name)
         if isinstance(told, list) and len(told) > most:
-            return _refused(
-                f"{place}{name} has {len(told)} entries, and may have {most}", place + name
-            )
+            found = f"{place}{name} has {len(told)} entries"
+            return _refused(f"{found}, and may have {most}", place + name)
     words = fields.get("bad_words")
     chars = sum(len(word) for word in _texts(words))
     if chars > BAD_WORDS_CHARS_MAX:
@@ -180,8 +180,13 @@ def _many_logprobs(fields: dict[str, Any], inner: dict[str, Any]) -> ApiError | 
     """Log probabilities of an answer at once that would fill the ingress's memory."""
     n, prompts = choices_in(fields)
     of_prompt = fields.get("prompt_logprobs", inner.get("prompt_logprobs"))
-    if of_prompt is not None and of_prompt is not False and prompts > 1:
-        return _refused("prompt_logprobs are for one prompt at a time", "prompt_logprobs")
+    if isinstance(of_prompt, int):
+        entries = _size_of(fields.get("prompt", fields.get("token_ids"))) * (
+            min(of_prompt, MANY) + 1
+        )
+        if entries > LOGPROBS_MAX:
+            words = f"Up to {entries} log probabilities of prompts are more than {LOGPROBS_MAX}"
+            return _refused(f"{words}: ask for fewer", "prompt_logprobs")
     found = (fields.get("top_logprobs"), fields.get("logprobs"), inner.get("logprobs"))
     top = max((each for each in found if isinstance(each, int)), default=0)
     limits = [fields.get(k) for k in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
@@ -192,6 +197,15 @@ def _many_logprobs(fields: dict[str, Any], inner: dict[str, Any]) -> ApiError | 
         words = f"{entries} log probabilities in an answer at once are more than {LOGPROBS_MAX}"
         return _refused(f"{words}: stream it, or ask for fewer", "logprobs")
     return None
+
+
+def _size_of(prompts: object) -> int:
+    """Tokens of a prompt, or of a list of them; of a text as many as it has characters."""
+    if isinstance(prompts, str):
+        return len(prompts)
+    if isinstance(prompts, list):
+        return sum(_size_of(each) if isinstance(each, str | list) else 1 for each in prompts)
+    return 0
 
 
 def _texts(value: object) -> list[str]:

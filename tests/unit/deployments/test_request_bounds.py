@@ -18,6 +18,7 @@ from deployments.edge.request_bounds import (
     PATTERN_CHARS_MAX,
     PATTERNS_MAX,
     SCORED_CHARS_MAX,
+    STOP_TOKENS_MAX,
     TOKENIZED_BYTES_MAX,
     beyond_bounds,
 )
@@ -47,8 +48,11 @@ BEYOND: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [1, ""] * ENTRIES_MAX}, "prompt"),
     ({"logit_bias": {str(n): 1 for n in range(ENTRIES_MAX + 1)}}, "logit_bias"),
     ({"sampling_params": {"stop": ["a"] * 5}}, "sampling_params.stop"),
-    ({"stop_token_ids": [7] * 1025}, "stop_token_ids"),
-    ({"sampling_params": {"stop_token_ids": [7] * 1025}}, "sampling_params.stop_token_ids"),
+    ({"stop_token_ids": [7] * (STOP_TOKENS_MAX + 1)}, "stop_token_ids"),
+    (
+        {"sampling_params": {"stop_token_ids": [7] * (STOP_TOKENS_MAX + 1)}},
+        "sampling_params.stop_token_ids",
+    ),
     ({"bad_words": ["a" * (BAD_WORDS_CHARS_MAX + 1)]}, "bad_words"),
     ({"bad_words": ["a" * 50] * 100}, "bad_words"),
     ({"structured_outputs": {"grammar": "a" * CONSTRAINT_BYTES_MAX}}, "structured_outputs"),
@@ -67,7 +71,8 @@ BEYOND: list[tuple[dict[str, Any], str]] = [
         },
         "tools",
     ),
-    ({"prompt": ["a", "b"], "prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"prompt": [[7] * 8191] * 96, "prompt_logprobs": 20}, "prompt_logprobs"),
+    ({"prompt": "a" * 100_000, "prompt_logprobs": 20}, "prompt_logprobs"),
     ({"n": 96, "logprobs": True, "top_logprobs": 20, "max_tokens": 8000}, "logprobs"),
     ({"n": 96, "logprobs": 20, "max_tokens": 8000, "stream": "no"}, "logprobs"),
 ]
@@ -76,14 +81,15 @@ WITHIN: list[dict[str, Any]] = [
     {"prompt": [7] * 200_000},
     {"prompt": [[7] * 9000] * 20},
     {"allowed_token_ids": list(range(50_000))},
-    {"sampling_params": {"stop": ["a"] * 4, "stop_token_ids": [7] * 1024}, "stop": "a" * 99},
+    {"sampling_params": {"stop": ["a"] * 4, "stop_token_ids": [7] * 1024}, "stop": ["a"] * 99},
     {"sampling_params": None, "bad_words": ["a" * 40] * 100},
     {"model": "m" * MODEL_CHARS_MAX, "response_format": {"type": "json_object"}},
     schema(properties=properties(500)),
     schema(properties=properties(MANY - 1), minProperties=3, maxProperties=9),
     schema(properties={"pattern": {"type": "string"}, "regex": {"type": "string"}}),
     {"tools": [{"function": {"parameters": schema(properties=properties(5, pattern="a"))}}] * 90},
-    {"prompt": "a", "prompt_logprobs": 20},
+    {"prompt": ["a", "b" * 40_000], "prompt_logprobs": 20},
+    {"stop_token_ids": list(range(150_000))},
     {"n": 96, "logprobs": 20, "max_tokens": 8000, "stream": True},
     {"n": 8, "logprobs": 5, "max_tokens": 4000},
     {"text": {"format": {"type": "text"}}, "tools": None, "items": None},
@@ -129,13 +135,13 @@ def test_texts_to_be_scored_or_only_tokenised_are_bounded_where_nothing_else_doe
 
 
 def test_of_a_request_for_no_tokens_only_the_shape_is_looked_at() -> None:
-    assert judged({"stop_token_ids": [7] * 2000}, "/tokenize", generates=False) is None
+    assert judged({"bad_words": ["a" * 9000]}, "/tokenize", generates=False) is None
     assert judged({"tokens": [""] * (ENTRIES_MAX + 1)}, "/detokenize", generates=False) is not None
 
 
 async def test_the_edge_refuses_it_before_vllm_sees_it() -> None:
     app, events = App(), Events()
-    for body, status in (({"stop_token_ids": [7] * 1025}, 400), ({"model": "m" * 999}, 404)):
+    for body, status in (({"bad_words": ["a" * 5000]}, 400), ({"model": "m" * 999}, 404)):
         answer = await ask(edge_round(app, events, 10_000), json.dumps(body).encode())
         assert answer.status == status
     assert app.scopes == []
