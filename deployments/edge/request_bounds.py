@@ -10,7 +10,7 @@ not know what vLLM makes of a request that is within these bounds.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from deployments.edge.http_errors import MANY, ApiError, choices_in
@@ -69,7 +69,7 @@ def _of_generation(fields: dict[str, Any], path: str) -> ApiError | None:
     )
 
 
-def _refused(what: str, param: str) -> ApiError:
+def _refused(what: str, param: str | None) -> ApiError:
     return ApiError(400, f"{what}.", "invalid_value", param)
 
 
@@ -90,16 +90,16 @@ def _many_entries(asked: object) -> ApiError | None:
         if isinstance(value, list):
             if name in _TOKENS and set(map(type, value)) <= {int}:
                 continue
-            total += len(value)
-            if total <= ENTRIES_MAX:
-                left += [(name, item) for item in value if isinstance(item, list | dict)]
+            parts: Iterable[tuple[str, object]] = ((name, item) for item in value)
         elif isinstance(value, dict):
-            total += len(value)
-            if total <= ENTRIES_MAX:
-                left += [(k, item) for k, item in value.items() if isinstance(item, list | dict)]
+            parts = value.items()
+        else:
+            continue
+        total += len(value)
         if total > ENTRIES_MAX:
             words = f"The body's lists and objects have more than {ENTRIES_MAX} entries together"
-            return ApiError(400, f"{words}.", "invalid_value", name[:MODEL_CHARS_MAX] or None)
+            return _refused(words, name[:MODEL_CHARS_MAX] or None)
+        left += [part for part in parts if isinstance(part[1], list | dict)]
     return None
 
 

@@ -277,10 +277,8 @@ class RequestFlow(FlowBooks):
         effects: list[Effect] = []
         for request in hit:
             assert request.attempt is not None
-            if request.attempt.tokens >= self._limits.sound_tokens:
-                request.worker_deaths = 0
-            else:
-                request.worker_deaths += is_death
+            is_sound = request.attempt.tokens >= self._limits.sound_tokens
+            request.worker_deaths = 0 if is_sound else request.worker_deaths + is_death
             self._end_attempt(request, f"lost: {reason}", now_s)
             request.moves += not is_death
             if request.worker_deaths >= self._limits.worker_deaths_max:

@@ -21,6 +21,21 @@ pytestmark = [
 ]
 
 
+def run_to_the_end(harness: Harness) -> tuple[list[Any], list[Any]]:
+    """Step until no request is left; what was refused, and all outputs."""
+    refused: list[Any] = []
+    outputs: list[Any] = []
+    for _ in range(STEPS_MAX):
+        if not harness.engine.has_work():
+            break
+        result = harness.engine.step()
+        refused += result.refused
+        outputs += result.outputs
+        if result.pending_io:
+            time.sleep(0.001)  # gives the grammar's thread the core
+    return refused, outputs
+
+
 def test_the_request_is_refused_with_the_reason_and_its_neighbour_finishes(
     harness: Harness,
 ) -> None:
@@ -28,18 +43,9 @@ def test_the_request_is_refused_with_the_reason_and_its_neighbour_finishes(
     expected = harness.answer(prompt, harness.params(max_tokens=20)).tokens
     neighbour = harness.add(prompt, harness.params(max_tokens=20))
     endless = harness.add(prompt, harness.params(max_tokens=20, json_schema={"$ref": "#"}))
-    refused: list[Any] = []
-    tokens: list[int] = []
-    for _ in range(STEPS_MAX):
-        if not harness.engine.has_work():
-            break
-        result = harness.engine.step()
-        refused += result.refused
-        assert endless not in [output.request_id for output in result.outputs]
-        for output in result.outputs:
-            tokens += output.new_token_ids
-        if result.pending_io:
-            time.sleep(0.001)  # gives the grammar's thread the core
+    refused, outputs = run_to_the_end(harness)
+    assert endless not in [output.request_id for output in outputs]
+    tokens = [token for output in outputs for token in output.new_token_ids]
     (refusal,) = refused
     assert refusal.request_id == endless
     assert "its grammar cannot be followed" in refusal.reason
@@ -65,16 +71,8 @@ def test_a_grammar_that_takes_ever_longer_is_given_up_and_its_neighbour_finishes
     neighbour = harness.add(prompt, harness.params(max_tokens=20))
     slow = harness.params(max_tokens=40, regex="(( *a?)*b?)*c", allowed_token_ids=[spaces])
     name = harness.add(prompt, slow)
-    refused: list[Any] = []
-    tokens: list[int] = []
-    for _ in range(STEPS_MAX):
-        if not harness.engine.has_work():
-            break
-        result = harness.engine.step()
-        refused += result.refused
-        tokens += [t for o in result.outputs if o.request_id == neighbour for t in o.new_token_ids]
-        if result.pending_io:
-            time.sleep(0.001)
+    refused, outputs = run_to_the_end(harness)
+    tokens = [t for o in outputs if o.request_id == neighbour for t in o.new_token_ids]
     (refusal,) = refused
     assert (refusal.request_id, "too long to follow" in refusal.reason) == (name, True)
     assert tokens == expected

@@ -300,8 +300,8 @@ MUTANTS = (
     Mutant(
         "deaths are not counted",
         "deployments.flow.request_flow:RequestFlow.worker_lost",
-        "request.worker_deaths += is_death",
-        "pass",
+        "request.worker_deaths + is_death",
+        "request.worker_deaths",
     ),
     Mutant(
         "a stalled ingress calls silent workers dead",
