@@ -1,18 +1,22 @@
-"""Rules for every test: what CI may not skip, and hypothesis without a clock."""
+"""Rules for every test: what CI may not skip, what --quick leaves out, the seeds of hypothesis."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-# The machine's load must not decide whether a property holds.
-settings.register_profile("headwater", deadline=None)
-settings.load_profile("headwater")
+from tests.suite import REPORT_VARIABLE
+
+# The machine's load must not decide whether a property holds, nor chance whether CI is green.
+settings.register_profile("random", deadline=None)
+settings.register_profile("fixed", deadline=None, derandomize=True)
 
 MISSING = "missing: "
 
@@ -25,6 +29,43 @@ def _levels_are_ours() -> None:
     """Undo what libraries set when a test first imports them: Ray's JSON log sets INFO, vLLM's
     front end ERROR (deployments/logs.py), which would hide what caplog is to catch."""
     logging.getLogger().setLevel(logging.WARNING)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The short suite: what `./headwater test` runs without --all."""
+    parser.addoption("--quick", action="store_true", help="leave out tests marked `full`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hypothesis draws the same examples each time in the short suite, others in the long one."""
+    settings.load_profile("fixed" if config.getoption("--quick") else "random")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what --quick leaves out."""
+    if not config.getoption("--quick"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("full")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write what tests/suite.py adds up, where it asks for that."""
+    path = os.environ.get(REPORT_VARIABLE)
+    if path is None:
+        return
+    stats = terminalreporter.stats
+    outcomes = ("failed", "passed", "skipped", "xfailed", "xpassed", "error")
+    failures = [
+        {"test": report.nodeid, "outcome": outcome, "text": report.longreprtext}
+        for outcome in ("failed", "error")
+        for report in stats.get(outcome, [])
+    ]
+    counts = {outcome: len(stats.get(outcome, [])) for outcome in outcomes}
+    Path(path).write_text(json.dumps({"counts": counts, "failures": failures}))
 
 
 @pytest.hookimpl(tryfirst=True)

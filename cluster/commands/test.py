@@ -1,7 +1,7 @@
-"""`headwater test`: installs what the tests need from the system, then runs pytest.
+"""`headwater test`: installs what the tests need from the system, then runs them.
 
-The launcher has already installed requirements/test.lock. Everything after `test` goes to pytest;
-the whole of tests/ runs when nothing names a test.
+The launcher has already installed requirements/test.lock. Without arguments, or with --all and
+--reruns, tests/suite.py runs the suite. Any other arguments go to one pytest as they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cluster.errors import PrerequisiteError
 
-SUMMARY = "run the tests (arguments go to pytest)"
+SUMMARY = "run the tests in minutes, or all of them (--all); other arguments go to pytest"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -45,23 +45,30 @@ SYSTEM_NEEDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """For the help only: cluster/cli.py passes everything on as `pytest_arguments`."""
-    parser.add_argument("pytest_arguments", nargs="*", metavar="ARGUMENT")
+    parser.add_argument("--all", action="store_true", help="every test, up to an hour")
+    parser.add_argument(
+        "--reruns", metavar="N", help="run up to N failed tests once more and name them as flaky"
+    )
+    parser.add_argument("pytest_arguments", nargs="*", metavar="ARGUMENT", help="for pytest")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs pytest in place of this process; its closing line and exit code are the command's."""
+    """Runs the tests in place of this process; their closing line and exit code are its own."""
     provide(missing_needs(), ci=bool(os.environ.get("CI")))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        f"--rootdir={ROOT}",
-        f"--config-file={ROOT / 'pyproject.toml'}",
-    ]
-    command += arguments.pytest_arguments
+    words = arguments.pytest_arguments
+    if is_for_suite(words):
+        command = [sys.executable, "-m", "tests.suite", *words]
+    else:
+        configuration = (f"--rootdir={ROOT}", f"--config-file={ROOT / 'pyproject.toml'}")
+        command = [sys.executable, "-m", "pytest", *configuration, *words]
     os.chdir(ROOT)
     sys.stdout.flush()
     os.execv(command[0], command)
+
+
+def is_for_suite(words: list[str]) -> bool:
+    """Whether the arguments ask for the whole suite, and not for tests that they name."""
+    return not words or words[0] in {"--all", "--reruns"} or words[0].startswith("--reruns=")
 
 
 def missing_needs() -> list[SystemNeed]:

@@ -15,7 +15,7 @@ from cluster.config import BUNDLED_MODEL, default_cache_dir
 from cluster.model_store import prepare_model
 from tests.e2e.conftest import serving
 from tests.e2e.corpus import CASES
-from tests.e2e.plain_vllm import answer, answers_of_plain_vllm
+from tests.e2e.plain_vllm import answer, corpus_answers, plain_vllm
 
 DTYPE = "bfloat16"
 
@@ -23,7 +23,8 @@ DTYPE = "bfloat16"
 def main() -> int:
     """Run both, one after the other, and print where they part."""
     model = Path(prepare_model(BUNDLED_MODEL, None, default_cache_dir(), print).path)
-    plain = answers_of_plain_vllm(model, dtype=DTYPE)
+    with plain_vllm(model, dtype=DTYPE) as http:
+        plain = corpus_answers(http)
     equal = same = total = 0
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder), "--dtype", DTYPE) as ours:
         for case in CASES:

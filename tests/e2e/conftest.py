@@ -24,9 +24,10 @@ import httpx
 import pytest
 
 from cluster.model_store import prepare_model
-from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CASES, CONTEXT, Case
+from tests import references
+from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CASES, CONTEXT
 from tests.e2e.parity.corpus import ASKS
-from tests.e2e.parity.replies import Reply, replies_to
+from tests.references import Recorded
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,13 +100,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(
-    model_path: Path, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Cluster]:
-    """`headwater serve`; after plain vLLM, if a test wants it: never two heavy things at once."""
+def cluster(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """`headwater serve`, for all tests that need no cluster of their own."""
     assert model_path.exists()
-    if "plain_answers" in fixtures_wanted(request):
-        request.getfixturevalue("plain_answers")
     with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as running:
         yield running
 
@@ -171,14 +168,25 @@ def _endpoint(process: subprocess.Popen[bytes], state_dir: Path, log: Path) -> s
     return str(json.loads((state_dir / "running.json").read_text())["endpoint"])
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cells of the whole matrix run where they are asked for by their marker: `make chaos`."""
+    """Tests that share the one cluster come last, so that no other cluster runs beside it.
+
+    Cells of the whole matrix run where they are asked for by their marker: `make chaos`.
+    """
+    items.sort(key=_shares_the_cluster)
     if "matrix" in (config.option.markexpr or ""):
         return
     left_out = [item for item in items if item.get_closest_marker("matrix")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("matrix")]
+
+
+def _shares_the_cluster(item: pytest.Item) -> bool:
+    """Whether the `cluster` that a test asks for is the one of the session."""
+    found = getattr(item, "_fixtureinfo").name2fixturedefs.get("cluster", ())  # noqa: B009
+    return bool(found) and found[-1].scope == "session"
 
 
 # ---- the ledger ---------------------------------------------------------------------------------
@@ -203,7 +211,14 @@ def wait_clean(cluster: Cluster, timeout_s: float = LEDGER_TIMEOUT_S) -> None:
         faults[:] = ledger_faults(cluster)
         return not faults
 
-    wait_until(clean, timeout_s=timeout_s, what=lambda: f"clean ledger: {faults}")
+    try:
+        wait_until(clean, timeout_s=timeout_s, what="a clean ledger")
+    except AssertionError as late:
+        raise LedgerNotClean(f"after {timeout_s} s: {faults}") from late
+
+
+class LedgerNotClean(AssertionError):
+    """Something is held by nobody, or counted wrongly: never chance (tests/suite.py)."""
 
 
 def ledger_faults(cluster: Cluster) -> list[str]:
@@ -240,59 +255,16 @@ def ledger_faults(cluster: Cluster) -> list[str]:
 # ---- the reference ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class PlainAnswers:
-    """What plain vLLM servers answered, by name; empty where no test of the session asks."""
-
-    corpus: dict[str, Any]
-    parity: dict[str, Reply]
-
-
-def fixtures_wanted(request: pytest.FixtureRequest) -> set[str]:
-    """All fixtures that tests of this session use, directly or not."""
-    return {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
-
-
-def cases_wanted(request: pytest.FixtureRequest) -> list[Case]:
-    """The cases of the corpus that tests of this session are about."""
-    params = [getattr(item, "callspec", None) for item in request.session.items]
-    cases = [spec.params.get("case") for spec in params if spec is not None]
-    return [case for case in CASES if case in cases]
+@pytest.fixture(scope="session")
+def reference() -> dict[str, Recorded]:
+    """Plain vLLM's recorded answers to tests/e2e/corpus.py."""
+    return references.load(references.CORPUS, CASES)
 
 
 @pytest.fixture(scope="session")
-def plain_answers(model_path: Path, request: pytest.FixtureRequest) -> PlainAnswers:
-    """Of plain vLLM servers in float32, one thread and one core each, gone before the cluster."""
-    from tests.e2e.plain_vllm import corpus_answers, plain_vllm
-
-    wanted = fixtures_wanted(request)
-    cores = sorted(os.sched_getaffinity(0))
-
-    def corpus() -> dict[str, Any]:
-        if "reference" not in wanted:
-            return {}
-        with plain_vllm(model_path, dtype="float32", core=cores[0]) as http:
-            return corpus_answers(http, cases_wanted(request))
-
-    def parity() -> dict[str, Reply]:
-        if "parity_reference" not in wanted:
-            return {}
-        with plain_vllm(model_path, dtype="float32", core=cores[-1]) as http:
-            return replies_to(http, ASKS)
-
-    return PlainAnswers(*Together([corpus, parity]).results())
-
-
-@pytest.fixture(scope="session")
-def reference(plain_answers: PlainAnswers) -> dict[str, Any]:
-    """Plain vLLM's answers to tests/e2e/corpus.py."""
-    return plain_answers.corpus
-
-
-@pytest.fixture(scope="session")
-def parity_reference(plain_answers: PlainAnswers) -> dict[str, Reply]:
-    """Plain vLLM's answers to tests/e2e/parity/."""
-    return plain_answers.parity
+def parity_reference() -> dict[str, Recorded]:
+    """Plain vLLM's recorded answers to tests/e2e/parity/."""
+    return references.load(references.PARITY, ASKS)
 
 
 class Together:

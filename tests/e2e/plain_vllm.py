@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,27 @@ from typing import Any
 import httpx
 
 from loadtests.sides import PLAIN_ENVIRONMENT, free_port
-from tests.e2e.corpus import BLOCK, CASES, CONTEXT, Case
+from tests.e2e.corpus import BLOCK, CASES, CONTEXT
 from tests.waiting import wait_until
 
 MODEL = "SmolLM2-135M-Instruct"
 
 
 @contextmanager
-def plain_vllm(model_path: Path, *, dtype: str, core: int | None = None) -> Iterator[httpx.Client]:
+def plain_vllm(
+    model_path: Path,
+    *,
+    dtype: str,
+    core: int | None = None,
+    more_environment: Mapping[str, str] | None = None,
+) -> Iterator[httpx.Client]:
     """Start `vllm.entrypoints.openai.api_server` on a free port, one compute thread.
 
     core: the one core that the server and its engine run on; None for all.
     """
     port = free_port()
     environment = {**os.environ, **PLAIN_ENVIRONMENT, "VLLM_USE_V2_MODEL_RUNNER": "0"}
+    environment |= more_environment or {}
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -62,18 +69,12 @@ def _healthy(process: subprocess.Popen[bytes], http: httpx.Client) -> bool:
         return False
 
 
-def answers_of_plain_vllm(model_path: Path, *, dtype: str) -> dict[str, Any]:
-    """The plain server's answer to each case of the corpus, by name."""
-    with plain_vllm(model_path, dtype=dtype) as http:
-        return corpus_answers(http, CASES)
-
-
-def corpus_answers(http: httpx.Client, cases: Iterable[Case]) -> dict[str, Any]:
-    """A running server's answers to cases of the corpus, by name."""
-    return {case.name: answer(http, case.path, case.body) for case in cases}
+def corpus_answers(http: httpx.Client) -> dict[str, Any]:
+    """A running server's answers to the whole corpus, by name."""
+    return {case.name: answer(http, case.path, case.body) for case in CASES}
 
 
 def answer(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     """Status and JSON body of one request."""
     reply = http.post(path, json={"model": MODEL, **body})
-    return {"status": reply.status_code, "body": reply.json(), "headers": dict(reply.headers)}
+    return {"status": reply.status_code, "body": reply.json()}

@@ -12,21 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Cluster, fixtures_wanted, serving
+from tests.e2e.conftest import Cluster, serving
 from tests.e2e.nodes.ray_nodes import Network, two_ray_nodes
 
 
 @pytest.fixture(scope="module")
 def cluster(
-    network: Network,
-    model_path: Path,
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
+    network: Network, model_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
-    """`headwater serve --address`; after plain vLLM, if a test wants it."""
+    """`headwater serve --address`."""
     assert model_path.exists()
-    if "plain_answers" in fixtures_wanted(request):
-        request.getfixturevalue("plain_answers")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_AUTH_MODE", "token")
         environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -5,15 +5,15 @@ Answers are a plain engine's, token for token; blocks are pulled, and the engine
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from tests.e2e import test_equality
 from tests.e2e.conftest import Cluster
 from tests.e2e.corpus import CASES, Case
 from tests.e2e.nodes.across import check_agent_starts_anew, check_hand_over, check_places
 from tests.e2e.nodes.ray_nodes import ON_LOOPBACK, Network
+from tests.e2e.plain_vllm import answer
+from tests.e2e.test_equality import check_answer
+from tests.references import Recorded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -60,6 +60,7 @@ def test_blocks_are_pulled_from_an_agent_that_was_killed_and_started_anew(
     "case", [case for case in CASES if case.name in ACROSS], ids=lambda case: case.name
 )
 def test_an_answer_across_nodes_equals_that_of_a_plain_engine(
-    cluster: Cluster, reference: dict[str, Any], case: Case
+    cluster: Cluster, reference: dict[str, Recorded], case: Case
 ) -> None:
-    test_equality.test_answer_equals_that_of_a_plain_engine(cluster, reference, case)
+    got = answer(cluster.http, case.path, case.body)
+    check_answer(got, reference[case.name], case.name)

@@ -16,7 +16,6 @@ compared although the shapes are not the same. Pure.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
@@ -55,7 +54,7 @@ def compare(plain: Reply, ours: Reply) -> list[Difference]:
 
 def normal(reply: Reply) -> dict[str, Any]:
     """The reply as plain data, to be compared."""
-    names = _Names()
+    names = _Names(reply.received_s)
     form: dict[str, Any] = {"status": reply.status, "headers": dict(reply.headers)}
     if reply.events is None:
         body = names.without_chance(reply.body)
@@ -87,9 +86,10 @@ def _said(body: Any) -> Any:
 
 
 class _Names:
-    """Stand-ins for drawn ids, in order of appearance."""
+    """Stand-ins for drawn ids, in order of appearance, and for times near now_s."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
         self._known: dict[str, str] = {}
 
     def without_chance(self, value: Any, key: str = "") -> Any:
@@ -99,7 +99,7 @@ class _Names:
             return [self.without_chance(one) for one in value]
         if key in _ID_KEYS and isinstance(value, str):
             return self._stand_in(value)
-        if key in _TIME_KEYS and _is_now(value):
+        if key in _TIME_KEYS and _is_near(value, self._now_s):
             return f"<{type(value).__name__}: now>"
         if key == "message" and isinstance(value, str):
             return _CLOCK.sub("[now]", value)
@@ -112,10 +112,10 @@ class _Names:
         return self._known.setdefault(value, f"{drawn['kind']}<{len(self._known) + 1}>")
 
 
-def _is_now(value: Any) -> bool:
+def _is_near(value: Any, now_s: float) -> bool:
     """Whether it is a time, in seconds, near now."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and abs(value - time.time()) < CLOCK_TOLERANCE_S
+    return is_number and abs(value - now_s) < CLOCK_TOLERANCE_S
 
 
 # ---- streams ------------------------------------------------------------------------------------

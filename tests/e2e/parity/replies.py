@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Reply:
         body: JSON, or text where it is none; None for a stream.
         events: of a stream; None for an answer at once.
         lost: what broke the exchange instead of an answer; empty if nothing did.
+        received_s: when it had come, in Unix time: which of its values are times of just then.
 
     """
 
@@ -43,6 +45,7 @@ class Reply:
     body: Any = None
     events: tuple[Event, ...] | None = None
     lost: str = ""
+    received_s: float = field(default_factory=time.time, compare=False)
 
 
 class BrokenStream(Exception):

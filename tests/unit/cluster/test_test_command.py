@@ -1,4 +1,4 @@
-"""`headwater test`: its arguments reach pytest, and system packages are installed or named."""
+"""`headwater test`: arguments reach the suite or pytest; system packages are installed or named."""
 
 from __future__ import annotations
 
@@ -23,6 +23,15 @@ def test_all_arguments_reach_pytest_dashes_included(monkeypatch: pytest.MonkeyPa
     cli.main(["test", "-k", "some", "--help", "tests/unit"])
     assert seen[0][:3] == [sys.executable, "-m", "pytest"]
     assert seen[0][-4:] == ["-k", "some", "--help", "tests/unit"]
+
+
+@pytest.mark.parametrize("words", [[], ["--all"], ["--reruns", "3"], ["--all", "--reruns=3"]])
+def test_arguments_of_the_suite_reach_it(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: seen.append(command))
+    monkeypatch.setattr(os, "chdir", lambda _: None)
+    cli.main(["test", *words])
+    assert seen == [[sys.executable, "-m", "tests.suite", *words]]
 
 
 def os_release(folder: Path, text: str) -> Path:
