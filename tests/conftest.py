@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests import ties
 from tests.suite import REPORT_VARIABLE
 
 # The machine's load must not decide whether a property holds, nor chance whether CI is green.
@@ -19,6 +20,9 @@ settings.register_profile("random", deadline=None)
 settings.register_profile("fixed", deadline=None, derandomize=True)
 
 MISSING = "missing: "
+
+pytest_sessionfinish = ties.pytest_sessionfinish
+pytest_testnodedown = ties.pytest_testnodedown
 
 # A shell that starts us in the background lets us ignore SIGINT, and children inherit that: tests
 # that press Ctrl-C would hang.
@@ -53,7 +57,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write what tests/suite.py adds up, where it asks for that."""
+    """Report ties, and write what tests/suite.py adds up, where it asks for that."""
+    ties.report(terminalreporter)
     path = os.environ.get(REPORT_VARIABLE)
     if path is None:
         return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.config import BUNDLED_MODEL, default_cache_dir
 from cluster.model_store import prepare_model
 from tests.contract.engine_harness import Harness, running_engine
+from tests.contract.tiny_models import LARGE_BLOCKS, make_model
 
 VARIABLE = "HEADWATER_TEST_MODEL"
 
@@ -20,6 +22,12 @@ def named_model() -> None:
     if not os.environ.get(VARIABLE):
         prepared = prepare_model(BUNDLED_MODEL, None, default_cache_dir(), lambda _line: None)
         os.environ[VARIABLE] = str(prepared.path)
+
+
+@pytest.fixture(scope="session")
+def large_block_model(named_model: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights, whose blocks are as large as the bundled model's."""
+    return make_model(tmp_path_factory.mktemp("large-blocks"), "Llama", **LARGE_BLOCKS)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.contract.leads import Leads
+
 BLOCK_SIZE = 32
 START_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 240.0
@@ -70,6 +72,8 @@ class EngineHost:
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         self.connector = self.core.scheduler.connector
         self.tokens: dict[str, list[int]] = {}
+        self.leads: dict[str, list[float]] = {}
+        self._leads = Leads(self.core.model_executor.driver_worker.worker.model_runner, dtype)
         self.block_hashes: dict[str, list[bytes]] = {}
         self.reports: dict[str, dict[str, Any]] = {}
         self.load_reports: list[str] = []
@@ -119,7 +123,7 @@ class EngineHost:
         if resume:
             prepared.append_output_token_ids(list(resume))
             prepared.prefill_stats = None
-        self.tokens[name] = []
+        self.tokens[name], self.leads[name] = [], []
         self.block_hashes[name] = prepared.block_hashes
         self.core.add_request(prepared, wave)
 
@@ -135,19 +139,22 @@ class EngineHost:
             for batch in (outputs or {}).values():
                 for output in batch.outputs:
                     self.tokens[output.request_id] += output.new_token_ids
+                    lead = self._leads.of_step[output.request_id]
+                    self.leads[output.request_id] += [lead] * len(output.new_token_ids)
                     if output.kv_transfer_params:
                         self.reports[output.request_id] = output.kv_transfer_params["headwater"]
             if not executed and self.connector.has_pending():
                 time.sleep(0.001)
 
     def run(self, name: str) -> dict[str, Any]:
-        """Step until the request has finished: its tokens and its report."""
+        """Step until the request has finished: its tokens, their leads, and its report."""
         started_s = time.monotonic()
         while name not in self.reports:
             assert time.monotonic() - started_s < CALL_TIMEOUT_S / 2, f"{name} does not finish"
             self.step()
         return {
             "tokens": self.tokens[name],
+            "leads": self.leads[name],
             "report": self.reports[name],
             "seconds": time.monotonic() - started_s,
         }
@@ -259,21 +266,19 @@ class EngineHost:
             digests.append(hashlib.sha256(slot).hexdigest())
         return digests
 
-    def cached_digests(self, name: str) -> dict[bytes, str]:
+    def cached_blocks(self, name: str) -> dict[bytes, bytes]:
         """Of an ended request's blocks, those that the engine's own cache holds now, by hash."""
-        import hashlib
-
         import numpy as np
 
         cache = self.connector.session.loader._cache
         pool = self.core.scheduler.kv_cache_manager.block_pool
-        slot, digests = np.empty(cache.slot_bytes, np.uint8), {}
+        slot, blocks = np.empty(cache.slot_bytes, np.uint8), {}
         for block_hash in self.block_hashes[name]:
             found = pool.get_cached_block(block_hash, [0])
             if found:
                 cache.copy_out(found[0].block_id, slot)
-                digests[bytes(block_hash)] = hashlib.sha256(slot).hexdigest()
-        return digests
+                blocks[bytes(block_hash)] = slot.tobytes()
+        return blocks
 
     def overwrite_cache(self) -> None:
         """Fill the whole engine cache with 0xA5, so that nothing can come from it."""

@@ -21,11 +21,14 @@ from kvcache.store import BlockStore, Grant, Registration
 from kvcache.transport.server import PeerServer
 from tests.contract.connector_engine import BLOCK_SIZE, EngineProcess
 from tests.contract.connector_node import MODEL, Node, model_path
+from tests.contract.cores import core_of
+from tests.contract.tiny_models import LARGE_BLOCK_NUMBERS
+from tests.equality import Reference
 from tests.unit.kvcache.transport.proxy import FlippingProxy
 from tests.waiting import wait_until
 
 SECRET = b"a secret of the cluster's"
-SLOT_BYTES = 1_474_560  # 32 tokens of SmolLM2-135M in float32
+SLOT_BYTES = 4 * LARGE_BLOCK_NUMBERS  # float32
 CONTEXT = 3328
 TIMEOUT_S = 30.0
 
@@ -33,7 +36,7 @@ TIMEOUT_S = 30.0
 class TwoSlabs:
     """`engine` runs beside `own`; `other` is a node that it pulls from at `address`."""
 
-    def __init__(self, folder: Path, slots: int) -> None:
+    def __init__(self, folder: Path, slots: int, model: Path) -> None:
         secret = folder / "secret"
         secret.write_bytes(SECRET + b"\n")
         for name in ("own", "other"):
@@ -49,9 +52,8 @@ class TwoSlabs:
             "model": MODEL, "secret_file": str(secret), "lookup_timeout_s": 10.0,
             "pull_streams": 1, "pull_timeout_s": 10.0,
         }  # fmt: skip
-        core = int(os.environ.get("HEADWATER_TEST_CORE", "0"))
         self.engine = EngineProcess(
-            model_path(), extra, kv_cache_bytes=192 << 20, core=core, max_model_len=CONTEXT
+            str(model), extra, kv_cache_bytes=192 << 20, core=core_of(), max_model_len=CONTEXT
         ).ready()
         identity = self.engine.call("identity")
         namespace, layout = (
@@ -76,13 +78,13 @@ class TwoSlabs:
 
     # What requests do
 
-    def compute(self, name: str, ids: list[int], output: int) -> list[int]:
+    def compute(self, name: str, ids: list[int], output: int) -> Reference:
         """The tokens without any reuse; their blocks are in the own slab after it."""
         self.forget()
         result = self.engine.call("generate", name, ids, output)
         assert result["report"]["loaded_blocks"] == result["report"]["local_tokens"] == 0
         self.engine.call("synchronise")
-        return list(result["tokens"])
+        return Reference(result["tokens"], result["leads"])
 
     def forget(self) -> None:
         """Leave the engine and both slabs nothing."""

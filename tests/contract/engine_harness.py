@@ -1,7 +1,8 @@
 """One InprocessEngine for a test module, and requests made as vLLM's front end makes them.
 
-Called by the test_engine_*.py modules. float32, so that a token never depends on how the same
-numbers were batched; a small cache and small steps, so that prompts are prefilled in chunks.
+Called by the test_engine_*.py modules. float32, so that a token hardly ever depends on how the same
+numbers were batched (tests/equality.py); a small cache and small steps, so that prompts are
+prefilled in chunks.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from typing import Any
 
 import pytest
 
+from tests.contract.cores import core_of
+from tests.contract.leads import Leads
+from tests.equality import Reference
+
 MODEL_VARIABLE = "HEADWATER_TEST_MODEL"
 SERVED_MODEL = "test-model"
 BLOCK_SIZE = 32
 CHUNK_TOKENS = 256
-CORE_VARIABLE = "HEADWATER_TEST_CORE"
 STEPS_MAX = 20_000
 
 
@@ -29,9 +33,15 @@ class Answer:
     """All that one request gave."""
 
     tokens: list[int] = field(default_factory=list)
+    leads: list[float] = field(default_factory=list)
     # Per token: (token ids with the sampled one first, their logprobs).
     logprobs: list[tuple[list[int], list[float]]] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+
+    @property
+    def reference(self) -> Reference:
+        """To compare other answers with."""
+        return Reference(self.tokens, self.leads)
 
     @property
     def end(self) -> tuple[str, Any]:
@@ -42,9 +52,10 @@ class Answer:
 class Harness:
     """Drives an engine from a test."""
 
-    def __init__(self, engine: Any, tokenizer: Any) -> None:
+    def __init__(self, engine: Any, tokenizer: Any, leads: Leads | None) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self._leads = leads
         self._numbers = itertools.count()
         self.refused: list[Any] = []  # in the last run
 
@@ -105,7 +116,10 @@ class Harness:
                 time.sleep(0.001)  # gives the grammar's thread the core
             self.refused += result.refused
             for output in result.outputs:
-                _take(answers.setdefault(output.request_id, Answer()), output)
+                answer = answers.setdefault(output.request_id, Answer())
+                _take(answer, output)
+                if self._leads is not None and output.new_token_ids:
+                    answer.leads.append(self._leads.of_step[output.request_id])
         raise AssertionError(f"work is left after {STEPS_MAX} steps: {self.engine.counts()}")
 
     def answer(self, prompt: Sequence[int], params: Any, resume: Sequence[int] = ()) -> Answer:
@@ -135,11 +149,10 @@ def running_engine(**changes: Any) -> Iterator[Harness]:
     if not model:
         pytest.skip(f"{MODEL_VARIABLE} names no model folder")
 
-    from deployments.engine.inprocess import InprocessEngine
+    from deployments.engine.inprocess import InprocessEngine, _runner_of
     from deployments.engine.settings import EngineSettings
 
     cores = os.sched_getaffinity(0)
-    core = int(os.environ.get(CORE_VARIABLE, max(cores)))
     settings = {
         "model_path": model,
         "served_model": SERVED_MODEL,
@@ -150,12 +163,15 @@ def running_engine(**changes: Any) -> Iterator[Harness]:
         "kv_cache_bytes": 96 << 20,
         "max_num_batched_tokens": CHUNK_TOKENS,
         "owner": "worker-under-test",
-        "core": core,
+        "core": core_of(),
     }
     engine = InprocessEngine(EngineSettings(**{**settings, **changes}))
     try:
         # The tokenizer as vLLM wraps it, which its front end uses too.
-        yield Harness(engine, engine._core.structured_output_manager.tokenizer)
+        tokenizer = engine._core.structured_output_manager.tokenizer
+        in_process = engine.settings.tensor_parallel_size == 1  # the other ranks' are not
+        leads = Leads(_runner_of(engine._core), engine.settings.dtype) if in_process else None
+        yield Harness(engine, tokenizer, leads)
     finally:
         engine.shutdown()
         os.sched_setaffinity(0, cores)

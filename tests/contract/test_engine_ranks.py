@@ -20,6 +20,7 @@ from kvcache.agent import AgentServer
 from kvcache.errors import RegistrationRefused
 from tests.contract.engine_harness import BLOCK_SIZE, SERVED_MODEL, Harness, running_engine
 from tests.contract.tiny_models import make_model
+from tests.equality import Reference, check_tokens
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.contract, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -28,6 +29,7 @@ RANKS = 2
 BLOCKS = 9
 TOKENS = BLOCKS * BLOCK_SIZE + 5
 OUTPUT = 20
+SEEDED = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0, "seed": 6}
 FAILED_BLOCK = 4
 WAIT_S = 30.0
 
@@ -54,11 +56,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
-    """What an engine of one rank answers to prompts 0 and 1."""
+def expected(model: Path) -> list[Reference]:
+    """What an engine of one rank answers to prompts 0 and 1, and with a seed to prompt 2."""
     with running_engine(model_path=str(model), kv_cache_bytes=16 << 20) as one:
-        params = {"max_tokens": OUTPUT, "ignore_eos": True}
-        return [one.answer(prompt(n), one.params(**params)).tokens for n in range(2)]
+        greedy = {"max_tokens": OUTPUT, "ignore_eos": True}
+        asked = (greedy, greedy, SEEDED)
+        return [
+            one.answer(prompt(n), one.params(**params)).reference for n, params in enumerate(asked)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +77,22 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentServer]:
 
 
 @pytest.fixture(scope="module")
-def harness(model: Path, agent: AgentServer, expected: list[list[int]]) -> Iterator[Harness]:
+def harness(model: Path, agent: AgentServer, expected: list[Reference]) -> Iterator[Harness]:
     """The engine of two ranks, after that of one: never both at once."""
     assert expected
     with running_engine(**two_ranks(model, agent)) as harness:
         yield harness
 
 
-def ask(harness: Harness, ids: list[int], **kv: Any) -> tuple[list[int], dict[str, Any]]:
-    """(tokens, the connector's report) of one request."""
-    params = harness.params(max_tokens=OUTPUT, ignore_eos=True)
+def ask(harness: Harness, ids: list[int], **kv: Any) -> tuple[Reference, dict[str, Any]]:
+    """(tokens with their leads, the connector's report) of one request."""
+    params = harness.params(max_tokens=OUTPUT, ignore_eos=True, logprobs=2)
     request = harness.request(ids, params)
     harness.engine.add(request, (), kv or None)
     answer = harness.run()[request.request_id]
-    return answer.tokens, dict(answer.outputs[-1].kv_transfer_params["headwater"])
+    # The chosen token's comes first, then the best two: their samplers are in other processes.
+    leads = [best - rival for _, (_, best, rival) in answer.logprobs]
+    return Reference(answer.tokens, leads), dict(answer.outputs[-1].kv_transfer_params["headwater"])
 
 
 def at_baseline(agent: AgentServer) -> bool:
@@ -115,28 +122,28 @@ FAULTS: dict[str, Callable[..., None]] = {
 
 
 def test_two_ranks_publish_a_block_as_a_whole_load_it_and_give_the_tokens_of_one(
-    harness: Harness, agent: AgentServer, expected: list[list[int]]
+    harness: Harness, agent: AgentServer, expected: list[Reference]
 ) -> None:
     engine = harness.engine
     assert engine.layout.ranks == RANKS
     assert agent._arenas[SERVED_MODEL].layout == engine.layout
-    tokens, report = ask(harness, prompt(0), handoff="to/1", publish_handoff=True)
-    assert tokens == expected[0]
+    answer, report = ask(harness, prompt(0), handoff="to/1", publish_handoff=True)
+    check_tokens(answer.tokens, expected[0])
     assert report["loaded_blocks"] == 0
     # All of them, and in the report: they were published before the outputs were made.
     assert report["published_blocks"] == (TOKENS + OUTPUT - 1) // BLOCK_SIZE
     assert agent.ledger(SERVED_MODEL).leased_slots == report["published_blocks"]
 
     harness.forget()
-    tokens, report = ask(harness, prompt(0), handoff="to/1")
-    assert tokens == expected[0]
+    answer, report = ask(harness, prompt(0), handoff="to/1")
+    check_tokens(answer.tokens, expected[0])
     assert (report["loaded_blocks"], report["failed_blocks"]) == (BLOCKS, 0)
     assert report["computed_tokens"] == TOKENS - BLOCKS * BLOCK_SIZE + OUTPUT - 1
     wait_until(lambda: at_baseline(agent), timeout_s=WAIT_S, what="no lease and no filling slot")
 
     harness.forget()
-    tokens, report = ask(harness, prompt(1))
-    assert tokens == expected[1]
+    answer, report = ask(harness, prompt(1))
+    check_tokens(answer.tokens, expected[1])
     assert report["loaded_blocks"] == 0
 
 
@@ -147,16 +154,16 @@ def test_what_one_rank_cannot_read_both_compute(harness: Harness, rank: int) -> 
     failures = harness.engine.kv_stats().load_failures_total
     harness.forget()
     in_rank(harness, rank, "fail the read after", FAILED_BLOCK)
-    tokens, report = ask(harness, ids)
-    assert tokens == expected
+    answer, report = ask(harness, ids)
+    check_tokens(answer.tokens, expected)
     assert report["loaded_blocks"] == FAILED_BLOCK
     assert report["failed_blocks"] == BLOCKS - FAILED_BLOCK
     assert report["load_failure"] == "unavailable"
     assert report["computed_tokens"] == TOKENS - FAILED_BLOCK * BLOCK_SIZE + OUTPUT - 1
     assert harness.engine.kv_stats().load_failures_total == failures + 1
     # What was computed is right, in the engine's own cache too.
-    tokens, report = ask(harness, ids)
-    assert tokens == expected
+    answer, report = ask(harness, ids)
+    check_tokens(answer.tokens, expected)
     assert report["loaded_blocks"] == 0
 
 
@@ -176,18 +183,20 @@ def test_blocks_that_one_rank_did_not_fill_are_nowhere_to_be_found(
     assert set(agent.snapshot_events(SERVED_MODEL).hashes) == names
     wait_until(lambda: at_baseline(agent), timeout_s=WAIT_S, what="no lease and no filling slot")
     harness.forget()
-    tokens, report = ask(harness, ids)
-    assert tokens == expected
+    answer, report = ask(harness, ids)
+    check_tokens(answer.tokens, expected)
     assert report["loaded_blocks"] == 0
     assert report["published_blocks"] == (TOKENS + OUTPUT - 1) // BLOCK_SIZE
 
 
-def test_a_seeded_request_goes_on_from_its_tokens_so_far(harness: Harness) -> None:
-    params = {"max_tokens": 40, "ignore_eos": True, "temperature": 1.0, "seed": 6}
-    whole = harness.answer(prompt(2), harness.params(**params)).tokens
+def test_a_seeded_request_goes_on_from_its_tokens_so_far(
+    harness: Harness, expected: list[Reference]
+) -> None:
+    _, _, whole = expected
+    check_tokens(harness.answer(prompt(2), harness.params(**SEEDED)).tokens, whole)
     harness.forget()
-    rest = harness.answer(prompt(2), harness.params(**params), whole[:33])
-    assert whole[:33] + rest.tokens == whole
+    rest = harness.answer(prompt(2), harness.params(**SEEDED), whole.until(33).tokens)
+    check_tokens(rest.tokens, whole.after(33))
 
 
 def test_a_request_that_ends_while_the_ranks_load_leaves_nothing(
@@ -208,8 +217,8 @@ def test_a_request_that_ends_while_the_ranks_load_leaves_nothing(
     harness.run()
     assert engine.counts().free_blocks == engine.counts().total_blocks
     wait_until(lambda: at_baseline(agent), timeout_s=WAIT_S, what="no lease and no filling slot")
-    tokens, report = ask(harness, prompt(3))
-    assert len(tokens) == OUTPUT
+    answer, report = ask(harness, prompt(3))
+    assert len(answer.tokens) == OUTPUT
     assert report["loaded_blocks"] == BLOCKS
 
 
@@ -247,7 +256,8 @@ def test_a_rank_that_dies_ends_its_engine_and_ranks_do_not_outlive_theirs(
 ) -> None:
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     for killed in ("rank", "engine"):
         with subprocess.Popen(
             [sys.executable, str(script), str(model)],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.contract.engine_harness import CHUNK_TOKENS, Harness
+from tests.equality import TIE_NATS, check_tokens
 
 pytestmark = [
     pytest.mark.contract,
@@ -80,8 +81,9 @@ def test_resumed_after_1_and_9_tokens_it_goes_on_as_if_never_interrupted(
     for tokens in (1, 9):
         harness.forget()
         rest = harness.answer(prompt, _params(harness, CASES[case]), whole.tokens[:tokens])
-        assert whole.tokens[:tokens] + rest.tokens == whole.tokens, f"after {tokens} tokens"
-        assert rest.end == whole.end
+        what = f"{case}, after {tokens} tokens"
+        if check_tokens(rest.tokens, whole.reference.after(tokens), what):
+            assert rest.end == whole.end
 
 
 def test_a_naive_resubmission_as_prompt_would_differ_so_the_cases_do_test_something(
@@ -98,7 +100,7 @@ def test_max_tokens_counts_the_tokens_that_a_request_brings(harness: Harness) ->
     prompt = harness.chat(STORY)
     whole = harness.answer(prompt, harness.params(max_tokens=12))
     rest = harness.answer(prompt, harness.params(max_tokens=12), whole.tokens[:11])
-    assert rest.tokens == whole.tokens[11:]
+    check_tokens(rest.tokens, whole.reference.after(11))
     assert rest.end == ("length", None)
 
 
@@ -113,8 +115,8 @@ def test_min_tokens_holds_off_the_end_over_all_output_tokens(harness: Harness) -
     for tokens in (1, len(free.tokens)):
         params = harness.params(max_tokens=60, min_tokens=at_least)
         rest = harness.answer(prompt, params, whole.tokens[:tokens])
-        assert whole.tokens[:tokens] + rest.tokens == whole.tokens
-        assert rest.end == whole.end
+        if check_tokens(rest.tokens, whole.reference.after(tokens)):
+            assert rest.end == whole.end
 
 
 def test_a_stop_token_id_ends_it_at_the_same_place_with_the_same_reason(harness: Harness) -> None:
@@ -123,12 +125,12 @@ def test_a_stop_token_id_ends_it_at_the_same_place_with_the_same_reason(harness:
     place = next(i for i in range(12, 30) if free[i] not in free[:i])
     params = {"max_tokens": 30, "stop_token_ids": [free[place]]}
     whole = harness.answer(prompt, harness.params(**params))
-    assert whole.tokens == free[: place + 1]
+    assert whole.tokens == free[: place + 1]  # in batches of the same shape
     assert whole.end == ("stop", free[place])
     for tokens in (1, 9, place):
         rest = harness.answer(prompt, harness.params(**params), free[:tokens])
-        assert free[:tokens] + rest.tokens == whole.tokens
-        assert rest.end == whole.end
+        if check_tokens(rest.tokens, whole.reference.after(tokens)):
+            assert rest.end == whole.end
 
 
 def test_logprobs_come_for_the_new_tokens_only_and_are_the_same(harness: Harness) -> None:
@@ -139,11 +141,14 @@ def test_logprobs_come_for_the_new_tokens_only_and_are_the_same(harness: Harness
         params = harness.params(max_tokens=16, logprobs=3)
         rest = harness.answer(prompt, params, whole.tokens[:tokens])
         assert len(rest.logprobs) == 16 - tokens
+        if not check_tokens(rest.tokens, whole.reference.after(tokens)):
+            continue
         for (ids, values), (want_ids, want) in zip(
             rest.logprobs, whole.logprobs[tokens:], strict=True
         ):
-            assert ids == want_ids
-            assert values == pytest.approx(want, abs=1e-3)
+            assert ids[0] == want_ids[0]
+            # As good as equal ones may come in another order.
+            assert sorted(values) == pytest.approx(sorted(want), abs=TIE_NATS["float32"])
 
 
 def test_prompt_logprobs_are_not_given_again_and_do_not_forbid_the_prefix_cache(
@@ -155,7 +160,7 @@ def test_prompt_logprobs_are_not_given_again_and_do_not_forbid_the_prefix_cache(
     before = harness.engine.counts().computed_tokens_total
     params = harness.params(max_tokens=12, prompt_logprobs=1)
     rest = harness.answer(prompt, params, whole.tokens[:9])
-    assert rest.tokens == whole.tokens[9:]
+    check_tokens(rest.tokens, whole.reference.after(9))
     assert all(output.new_prompt_logprobs_tensors is None for output in rest.outputs)
     computed = harness.engine.counts().computed_tokens_total - before
     assert computed < 100, "the prompt's blocks were in the cache"
@@ -173,7 +178,7 @@ def test_a_resumed_request_longer_than_a_step_is_computed_in_chunks(
     for tokens in (1, 9, 35):
         harness.forget()
         rest = harness.answer(prompt, harness.params(**given), whole.tokens[:tokens])
-        assert whole.tokens[:tokens] + rest.tokens == whole.tokens
+        check_tokens(rest.tokens, whole.reference.after(tokens))
 
 
 def test_the_prefix_cache_and_block_names_cover_the_resumed_tokens_too(harness: Harness) -> None:
@@ -189,7 +194,7 @@ def test_the_prefix_cache_and_block_names_cover_the_resumed_tokens_too(harness: 
     inside = harness.engine._scheduler.requests[request.request_id]
     assert list(inside.block_hashes) == block_hashes(prompt + tokens, 32)
     rest = harness.run()[request.request_id]
-    assert tokens + rest.tokens == whole.tokens
+    check_tokens(rest.tokens, whole.reference.after(71))
     computed = harness.engine.counts().computed_tokens_total - before
     assert computed == 161 - 5 * 32 + 8, "five blocks were cached, two of them of output tokens"
 
@@ -212,27 +217,28 @@ def test_resumed_and_fresh_requests_in_one_batch_do_not_disturb_each_other(
         {"max_tokens": 20, "json_schema": SCHEMA},
     ]
     alone = [
-        harness.answer(prompt, harness.params(**params)).tokens
+        harness.answer(prompt, harness.params(**params)).reference
         for prompt, params in zip(prompts, given, strict=True)
     ]
     harness.forget()
     names = []
-    for prompt, params, tokens in zip(prompts, given, alone, strict=True):
-        names.append((harness.add(prompt, harness.params(**params)), tokens))
-        brought = tokens[:7]
-        names.append((harness.add(prompt, harness.params(**params), brought), tokens[7:]))
+    for prompt, params, whole in zip(prompts, given, alone, strict=True):
+        names.append((harness.add(prompt, harness.params(**params)), whole))
+        brought = whole.until(7).tokens
+        names.append((harness.add(prompt, harness.params(**params), brought), whole.after(7)))
     answers = harness.run()
     for name, want in names:
-        assert answers[name].tokens == want
+        check_tokens(answers[name].tokens, want)
 
 
 def test_a_grammar_that_refuses_the_resumed_tokens_fails_that_request_alone(
     harness: Harness,
 ) -> None:
     prompt = harness.chat(STORY)
-    story = harness.answer(prompt, harness.params(max_tokens=12)).tokens
+    whole = harness.answer(prompt, harness.params(max_tokens=12)).reference
+    story = whole.tokens
     bad = harness.add(prompt, harness.params(max_tokens=30, json_schema=SCHEMA), story[:9])
     good = harness.add(prompt, harness.params(max_tokens=12), story[:9])
     answers = harness.run()
     assert answers[bad].end[0] == "error"
-    assert answers[good].tokens == story[9:]
+    check_tokens(answers[good].tokens, whole.after(9))

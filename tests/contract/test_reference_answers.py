@@ -14,6 +14,7 @@ import pytest
 from loadtests.sides import PLAIN_ENVIRONMENT
 from tests import references
 from tests.contract.conftest import VARIABLE
+from tests.contract.cores import core_of
 from tests.e2e.corpus import BLOCK, CASES, CONTEXT
 from tests.equality import Reference, check_tokens
 
@@ -36,7 +37,7 @@ def compute(model: str, bodies: list[dict[str, Any]]) -> list[list[int]]:
     """Each completion's tokens, from vLLM alone; in a process of its own."""
     os.environ |= {**PLAIN_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {core_of()})
     from vllm import LLM, SamplingParams
 
     llm = LLM(

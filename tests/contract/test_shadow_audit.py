@@ -25,6 +25,8 @@ from kvcache.agent import AgentServer
 from kvcache.slab import checksum
 from tests.contract.connector_two_slabs import prompts
 from tests.contract.engine_harness import BLOCK_SIZE, SERVED_MODEL, Harness, running_engine
+from tests.contract.tiny_models import make_model
+from tests.equality import Reference, check_tokens
 
 pytestmark = [
     pytest.mark.contract,
@@ -37,6 +39,7 @@ SIGN_BYTE = 3  # of a little-endian float32
 # To measure how often audits of a sound engine find a tie, or raise a false alarm.
 REQUESTS = int(os.environ.get("HEADWATER_TEST_AUDITS", "16"))
 DTYPE = os.environ.get("HEADWATER_TEST_AUDITS_DTYPE", "float32")
+MODEL = os.environ.get("HEADWATER_TEST_AUDITS_MODEL")  # a folder; a small random one otherwise
 BATCH = 8
 
 
@@ -46,7 +49,7 @@ class World:
     agent: AgentServer
     core: ShadowAudits
 
-    def ask(self, asked: Sequence[list[int]], output: int = OUTPUT) -> list[list[int]]:
+    def ask(self, asked: Sequence[list[int]], output: int = OUTPUT) -> list[Reference]:
         """Run these prompts together, as users' requests; the core hears of each that ends."""
         harness, requests = self.harness, {}
         for prompt in asked:
@@ -57,7 +60,7 @@ class World:
         answers = harness.run()
         for name, answer in answers.items():
             self.core.consider(*self._finished(requests[name], answer))
-        return [answers[name].tokens for name in requests]
+        return [answers[name].reference for name in requests]
 
     def _finished(self, request: Any, answer: Any) -> tuple[Intake, RequestRecord, list[int]]:
         hashes = _names(request.prompt_token_ids)
@@ -89,7 +92,7 @@ class World:
                     engine.abort([more.attempt])
         assert self.core.running_at is None
 
-    def publish(self, prompt: list[int]) -> list[int]:
+    def publish(self, prompt: list[int]) -> Reference:
         """Compute it with empty caches; its blocks are in the slab, and only there."""
         self.agent.clear(SERVED_MODEL)
         self.harness.forget()
@@ -132,9 +135,13 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentServer]:
 
 
 @pytest.fixture(scope="module")
-def harness(agent: AgentServer) -> Iterator[Harness]:
+def harness(agent: AgentServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    model = MODEL or make_model(tmp_path_factory.mktemp("models"), "Llama")
     with running_engine(
-        agent_socket=agent.socket_path, dtype=DTYPE, kv_cache_bytes=192 << 20
+        agent_socket=agent.socket_path,
+        model_path=str(model),
+        dtype=DTYPE,
+        kv_cache_bytes=192 << 20,
     ) as harness:
         yield harness
 
@@ -159,13 +166,14 @@ def test_an_audit_of_sound_blocks_agrees_reads_no_cache_and_publishes_nothing(
     (prompt,) = prompts(1, tokens=300)
     expected = world.publish(prompt)
     assert world.core.waiting == 0, "a prompt that reused nothing is not audited"
-    assert world.ask([prompt]) == [expected]
+    (answer,) = world.ask([prompt])
+    outcome = "agreed" if check_tokens(answer.tokens, expected) else "tied"
     assert world.core.waiting == 1
     world.agent.clear(SERVED_MODEL)  # whatever it computes would be new there
     before, computed = world.harness.engine.kv_stats(), world.harness.engine.counts()
     world.audit()
     after = world.harness.engine.kv_stats()
-    assert world.ended() == {"agreed": 1}
+    assert world.ended() == {outcome: 1}
     tokens = world.harness.engine.counts().computed_tokens_total - computed.computed_tokens_total
     assert tokens == len(prompt) + OUTPUT - 1, "all of it was computed"
     for name in ("lookups_total", "loads_total", "blocks_offered_total", "blocks_published_total"):
@@ -177,21 +185,26 @@ def test_an_audit_of_sound_blocks_agrees_reads_no_cache_and_publishes_nothing(
 def test_a_wrong_block_that_its_checksum_vouches_for_is_found_by_the_audit_alone(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (prompt,) = prompts(1, tokens=300, seed=21)
-    expected = world.publish(prompt)
-    planted = _names(prompt)[4]
-    world.plant(planted)
-    failures = world.harness.engine.kv_stats().load_failures
-    (tokens,) = world.ask([prompt])
-    assert tokens != expected, "the planted block did no harm"
-    assert world.harness.engine.kv_stats().load_failures == failures, "no check saw it"
-    world.audit()
-    assert world.ended() == {"disagreed": 1}
-    (found,) = world.core.found
-    assert tokens[: found.place] == expected[: found.place]
-    assert (found.got, found.wanted) == (tokens[found.place], expected[found.place])
-    assert planted.hex() in found.blocks
-    assert planted.hex() in caplog.text
+    answers: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
+    for prompt in prompts(4, tokens=300, seed=21):
+        sound = world.publish(prompt).tokens
+        planted = _names(prompt)[4]
+        world.plant(planted)
+        failures = world.harness.engine.kv_stats().load_failures
+        (answer,) = world.ask([prompt])
+        assert answer.tokens != sound, "the planted block did no harm"
+        assert world.harness.engine.kv_stats().load_failures == failures, "no check saw it"
+        world.audit()
+        answers[planted.hex()] = (answer.tokens, sound)
+    # Where the damage turned round what was nearly equal, an audit must not raise an alarm.
+    assert set(world.ended()) <= {"disagreed", "tied"}
+    assert world.core.found
+    for found in world.core.found:
+        (planted_name,) = answers.keys() & set(found.blocks)
+        tokens, sound = answers[planted_name]
+        assert tokens[: found.place] == sound[: found.place]
+        assert (found.got, found.wanted) == (tokens[found.place], sound[found.place])
+        assert planted_name in caplog.text
 
 
 def test_audits_of_a_sound_engine_raise_no_false_alarm(world: World) -> None:
