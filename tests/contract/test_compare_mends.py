@@ -10,7 +10,7 @@ import pytest
 
 from loadtests.compare import mends
 
-pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.full, pytest.mark.contract, pytest.mark.filterwarnings("ignore")]
 
 
 def test_nixls_worker_binds_itself_to_the_cores_that_the_platform_names(

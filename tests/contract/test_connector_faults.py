@@ -83,6 +83,7 @@ def counted(slabs: TwoSlabs) -> Counter[str]:
     return Counter(slabs.engine.call("stats")["load_failures"])
 
 
+@pytest.mark.full
 def test_fr_05_of_sixty_requests_thirty_meet_damage_between_look_up_and_load(
     slabs: TwoSlabs,
 ) -> None:
@@ -116,6 +117,7 @@ def test_fr_05_of_sixty_requests_thirty_meet_damage_between_look_up_and_load(
     sys.stdout.write(f"\nfaults caught with a real engine: {dict(reasons)}\n")
 
 
+@pytest.mark.full
 def test_fr_05_a_channel_cut_halfway_through_a_prompt_of_3000_tokens(slabs: TwoSlabs) -> None:
     (ids,) = prompts(1, tokens=3000)
     assert len(ids) == 3000
@@ -140,6 +142,7 @@ def test_fr_05_a_channel_cut_halfway_through_a_prompt_of_3000_tokens(slabs: TwoS
     assert report["computed_tokens"] == recomputed + OUTPUT - 1
 
 
+@pytest.mark.full
 def test_dir_05_blocks_whose_store_failed_or_was_cut_short_are_never_used(slabs: TwoSlabs) -> None:
     rng = random.Random(9)
     asked = prompts(20, tokens=110, seed=8)

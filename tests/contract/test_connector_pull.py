@@ -188,6 +188,7 @@ def test_what_the_own_slab_has_is_loaded_from_there_and_only_the_rest_is_pulled(
     assert (report["loaded_blocks"], report["pulled_blocks"]) == (BLOCKS, BLOCKS - own)
 
 
+@pytest.mark.full
 def test_a_peer_that_is_killed_in_mid_pull_is_a_recompute(nodes: Nodes) -> None:
     name = nodes.hold_in_mid_pull("h3", blocks=3)
     nodes.peer.kill()
@@ -208,6 +209,7 @@ def test_a_peer_that_is_killed_in_mid_pull_is_a_recompute(nodes: Nodes) -> None:
     assert nodes.decode_all("h3-back")["pulled_blocks"] == BLOCKS
 
 
+@pytest.mark.full
 def test_a_peer_that_stands_still_in_mid_pull_is_given_up_in_time(nodes: Nodes) -> None:
     name = nodes.hold_in_mid_pull("h4", blocks=3)
     nodes.peer.stop()

@@ -86,6 +86,7 @@ def test_the_namespace_states_the_root_that_the_engine_really_uses(harness: Harn
     assert namespace.block_size == BLOCK_SIZE
 
 
+@pytest.mark.full
 def test_another_process_with_another_hash_seed_gives_the_same_names(harness: Harness) -> None:
     mine = _engine_names(harness, "tenant-1")
     done = subprocess.run(

@@ -46,6 +46,7 @@ def test_preempted_requests_seeded_and_resumed_ones_too_give_the_tokens_they_wou
     check_tokens(answers[resumed].tokens, alone[1].after(9))
 
 
+@pytest.mark.full
 def test_cache_events_add_up_to_what_the_cache_holds_while_blocks_are_evicted_and_doubled(
     harness: Harness,
 ) -> None:

@@ -251,6 +251,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_a_rank_that_dies_ends_its_engine_and_ranks_do_not_outlive_theirs(
     model: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def start(model: Path, agent: AgentServer, ranks: int = 1) -> None:
         raise AssertionError("it started")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_model_with_several_kinds_of_layers_is_refused(
     agent: AgentServer, tmp_path: Path, ranks: int

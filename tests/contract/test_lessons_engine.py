@@ -22,7 +22,12 @@ from loadtests.lessons.lesson import Bench, Result, teach
 from loadtests.lessons.records import Job
 from tests.contract.conftest import VARIABLE
 
-pytestmark = [pytest.mark.contract, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.contract,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]
 
 
 @pytest.fixture(scope="module")

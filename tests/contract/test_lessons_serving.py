@@ -19,7 +19,7 @@ from loadtests.lessons.stepped import Prefill, play_on
 from loadtests.lessons.virtual_client import Admission, Continuous, Static, prompt_of
 from loadtests.load.records import Outcome, Request
 
-pytestmark = [pytest.mark.contract, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.contract, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -48,6 +48,7 @@ def test_our_lines_are_written_from_info_on() -> None:
     assert said_by("from deployments.logs import log_here; log_here()") == LINES
 
 
+@pytest.mark.full
 def test_where_the_root_writes_each_line_is_written_once() -> None:
     root = "logging.basicConfig(format='%(levelname)s %(asctime)s %(name)s: %(message)s')"
     assert said_by(f"{root}; from deployments.logs import log_here; log_here()") == LINES

@@ -30,6 +30,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return model_store.prepare_model(BUNDLED_MODEL, None, cache, lambda _: None).path
 
 
+@pytest.mark.full
 def test_config_and_weights_are_those_that_transformers_makes(ours: Path) -> None:
     source = model_store.find_bundled()
     config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)

@@ -207,6 +207,7 @@ def test_a_wrong_block_that_its_checksum_vouches_for_is_found_by_the_audit_alone
         assert planted_name in caplog.text
 
 
+@pytest.mark.full
 def test_audits_of_a_sound_engine_raise_no_false_alarm(world: World) -> None:
     """Prompts share beginnings, and run several at once: other batches than the audit's."""
     beginnings = prompts(4, tokens=9 * BLOCK_SIZE, seed=31)

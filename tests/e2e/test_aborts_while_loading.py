@@ -18,7 +18,7 @@ from tests.e2e.conftest import START_TIMEOUT_S, Cluster, ledger_faults
 from tests.e2e.corpus import BLOCK, prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 LEAVING = 50
 LONG = 1500
 WAYS = ("close", "reset")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 # How fast a shared machine moves blocks is no question of this test.
 TIMEOUT_S = 180.0
 FLAGS = ("--json", "--seeds", "2", "--floor-gb-s", "0.0001")

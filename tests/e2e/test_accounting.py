@@ -150,6 +150,7 @@ def test_a_request_that_is_too_large_or_unknown_is_refused_and_counted_by_its_st
     assert grown(before["outcomes"], after["outcomes"])["refused"] == 2
 
 
+@pytest.mark.full
 @pytest.mark.chaos
 def test_five_streams_that_met_two_deaths_are_five_failures_and_nothing_else(
     cluster: Cluster,

@@ -22,7 +22,7 @@ from tests.e2e.conftest import Cluster, serving
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def numbers(value: Any) -> Iterator[float]:
 # ---- ids ------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("by_header", [False, True])
 def test_two_streams_of_one_id_both_have_their_own_text(
     cluster: Cluster,
@@ -152,6 +153,7 @@ HI = {"role": "user", "content": "hi"}
 # ---- the edge of the context ----------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("streams", [False, True])
 def test_prompts_beyond_the_context_are_told_by_one_code_and_allocate_nothing(
     cluster: Cluster,
@@ -177,6 +179,7 @@ def test_prompts_beyond_the_context_are_told_by_one_code_and_allocate_nothing(
     assert cluster.ledger()[0]["books"] == books
 
 
+@pytest.mark.full
 def test_the_longest_prompt_gives_the_one_token_that_there_is_room_for(cluster: Cluster) -> None:
     ids = prompt(CONTEXT - 1, 7201)
     body = {"model": MODEL, "prompt": ids, "temperature": 0, "return_token_ids": True}
@@ -190,6 +193,7 @@ def test_the_longest_prompt_gives_the_one_token_that_there_is_room_for(cluster: 
     assert got.finish_reason == first.json()["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.full
 def test_a_limit_beyond_the_context_ends_where_the_context_does(cluster: Cluster) -> None:
     # As vLLM has it: max_tokens is a limit, not a reservation.
     ids = prompt(CONTEXT - 48, 7202)
@@ -203,6 +207,7 @@ def test_a_limit_beyond_the_context_ends_where_the_context_does(cluster: Cluster
 # ---- empty prompts --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("path", "said"),
     [
@@ -254,6 +259,7 @@ def conversation(role: str, content: Any) -> list[dict[str, Any]]:
     return [*before.get(role, []), message, {"role": "user", "content": "Go on."}]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_content_in_parts_is_the_same_as_its_text(cluster: Cluster, role: str) -> None:
     seed = len(role) * 31

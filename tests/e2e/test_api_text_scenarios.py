@@ -78,6 +78,7 @@ FORECAST = {"name": "forecast", "strict": True, "parameters": SCHEMA}
 NAMED = {"type": "function", "function": {"name": "forecast"}}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("choice", "reason"),
     # "stop" is how OpenAI's API, and vLLM's, ends a call of the function that the client named.

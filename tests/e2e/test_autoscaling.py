@@ -18,7 +18,7 @@ from tests.e2e.conftest import START_TIMEOUT_S, Cluster, serving, wait_clean
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 
 USERS = 6
 SHORT_TOKENS, LONG_TOKENS = 48, 600

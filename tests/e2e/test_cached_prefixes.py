@@ -114,6 +114,7 @@ def memory_bytes(pids: set[int]) -> int:
     return total
 
 
+@pytest.mark.full
 def test_two_hundred_requests_over_a_warm_prefix_leave_nothing_behind(cluster: Cluster) -> None:
     shared = prompt(1000, 6500)
     pids = {w["pid"] for w in cluster.status()["workers"]}

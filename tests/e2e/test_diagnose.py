@@ -27,7 +27,7 @@ from tests.e2e.conftest import MODEL, QUEUE_MAX, Cluster
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 SECONDS = 4
 SLOTS = 16
 SHORT, LONG = 24, 1500

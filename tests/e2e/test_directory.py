@@ -17,7 +17,7 @@ from tests.e2e.conftest import START_TIMEOUT_S, Cluster
 from tests.e2e.corpus import BLOCK, prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
 LEARNED_TIMEOUT_S = 60.0
 EVICTED_MAX = 4
 LONG = 12 * BLOCK

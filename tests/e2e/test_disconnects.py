@@ -17,11 +17,12 @@ import pytest
 from tests.e2e.client import body_of, raw_stream
 from tests.e2e.conftest import MODEL, Cluster, ledger_faults
 from tests.e2e.corpus import prompt
+from tests.tiers import full
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 WAYS = ["close", "reset"]
-ROUNDS = range(5)
+ROUNDS = [0, *full(range(1, 5))]
 LONG = 1700
 STEPS_TO_CLEAN = 2
 AHEAD = 10

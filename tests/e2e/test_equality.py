@@ -11,12 +11,24 @@ from tests.e2e.corpus import CASES, Case
 from tests.e2e.plain_vllm import answer
 from tests.equality import Reference, check_tokens
 from tests.references import Recorded
+from tests.tiers import full
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LOGPROB_TOLERANCE = 1e-3
+LONG_TOKENS = 700
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def is_long(case: Case) -> bool:
+    """Whether computing its prompt takes seconds on a slow CPU."""
+    prompt = case.body.get("prompt", "")
+    return len(prompt) >= LONG_TOKENS and case.name != "length 1024"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if not is_long(case)] + full(filter(is_long, CASES)),
+    ids=lambda case: case.name,
+)
 def test_answer_equals_that_of_a_plain_engine(
     cluster: Cluster, reference: dict[str, Recorded], case: Case
 ) -> None:
@@ -69,6 +81,7 @@ def assert_close(a: Any, b: Any) -> None:
         assert a == b
 
 
+@pytest.mark.full
 def test_streamed_text_equals_the_text_at_once(cluster: Cluster) -> None:
     for case in CASES:
         if case.path != "/v1/chat/completions" or case.body.get("logprobs"):

@@ -55,6 +55,7 @@ def test_decode_worker_killed_after_ten_tokens_and_the_stream_goes_on(cluster: C
     assert 10 <= attempts[-1]["resumed_tokens"] < 60
 
 
+@pytest.mark.full
 def test_three_hundred_tokens_come_whole_though_their_worker_was_told_to_end_and_killed(
     cluster: Cluster,
 ) -> None:
@@ -104,6 +105,7 @@ def test_prefill_worker_killed_before_its_blocks_are_published(cluster: Cluster)
     assert got.token_ids == reference(cluster, ids, max_tokens=12)
 
 
+@pytest.mark.full
 def test_prefill_worker_killed_after_its_blocks_are_published(cluster: Cluster) -> None:
     ids = prompt(1200, 3002)
     victim = cluster.worker("prefill")
@@ -155,6 +157,7 @@ def test_agent_killed_while_a_stream_runs_and_blocks_come_back(cluster: Cluster)
     assert attempts[-1]["kv"]["loaded_blocks"] >= 600 // BLOCK - 1
 
 
+@pytest.mark.full
 def test_a_request_that_met_two_deaths_ends_in_an_error_event(cluster: Cluster) -> None:
     ids = prompt(40, 3005)
     victims = [cluster.worker("decode")["pid"], cluster.worker("prefill")["pid"]]
@@ -177,6 +180,7 @@ def test_a_request_that_met_two_deaths_ends_in_an_error_event(cluster: Cluster) 
     assert len(set(lost)) == 2
 
 
+@pytest.mark.full
 def test_both_workers_gone_and_a_new_request_waits_for_a_replacement(cluster: Cluster) -> None:
     for role in ("prefill", "decode"):
         kill(cluster.worker(role)["pid"])
@@ -186,6 +190,7 @@ def test_both_workers_gone_and_a_new_request_waits_for_a_replacement(cluster: Cl
     assert len(got.token_ids) == 5
 
 
+@pytest.mark.full
 def test_a_stopped_decode_worker_is_noticed_and_its_stream_goes_on(cluster: Cluster) -> None:
     ids = prompt(300, 3007)
     expected = reference(cluster, ids, max_tokens=40, ignore_eos=True)
@@ -208,6 +213,7 @@ def test_a_stopped_decode_worker_is_noticed_and_its_stream_goes_on(cluster: Clus
     assert "silent" in attempts[-2]["outcome"]
 
 
+@pytest.mark.full
 def test_ten_streams_survive_the_death_of_the_decode_worker(cluster: Cluster) -> None:
     prompts = [prompt(80 + 30 * i, 3100 + i) for i in range(10)]
     expected = [reference(cluster, ids, max_tokens=30, ignore_eos=True) for ids in prompts]
@@ -233,6 +239,7 @@ def test_ten_streams_survive_the_death_of_the_decode_worker(cluster: Cluster) ->
     assert [g.token_ids for g in got] == expected
 
 
+@pytest.mark.full
 def test_raw_sockets_see_no_end_without_done(cluster: Cluster) -> None:
     victim = cluster.worker("decode")["pid"]
     body = body_of(prompt(90, 3200), max_tokens=50, ignore_eos=True)

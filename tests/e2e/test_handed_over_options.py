@@ -149,6 +149,7 @@ def test_a_stop_string_in_the_first_token_ends_the_answer_and_the_decode_attempt
     assert record["output_tokens"] <= 4
 
 
+@pytest.mark.full
 def test_one_of_four_choices_goes_on_when_the_others_have_ended(cluster: Cluster) -> None:
     ids = prompt(LENGTH, 5500)
     body = body_of(ids, n=4, temperature=1.3, seed=3, max_tokens=60, stop=["\n", "."])
@@ -176,6 +177,7 @@ def test_a_client_that_leaves_four_choices_midway_ends_all_four(cluster: Cluster
     }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("short_by", [1, 2, BLOCK])
 def test_an_answer_fills_the_context_to_its_last_token_over_a_hand_over(
     cluster: Cluster, short_by: int
@@ -195,6 +197,7 @@ def test_too_many_alternatives_are_refused(cluster: Cluster) -> None:
     assert "20" in reply.json()["error"]["message"]
 
 
+@pytest.mark.full
 def test_limits_of_chat_are_those_of_the_decode_leg_whichever_field_carries_them(
     cluster: Cluster,
 ) -> None:

@@ -25,6 +25,7 @@ from tests.loadbalancer.balancers import Balancer, balancer, is_there
 from tests.waiting import wait_until
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(not is_there("haproxy"), reason="missing: haproxy"),

@@ -11,7 +11,7 @@ from loadtests.planner.profile import Profile
 from tests.e2e.conftest import Cluster
 from tests.e2e.corpus import BLOCK
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 TIMEOUT_S = 180.0
 
 

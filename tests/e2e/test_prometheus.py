@@ -32,7 +32,7 @@ from tests.prometheus_server import Prometheus, prometheus
 from tests.unit.cluster.promql import HELM, plain
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 
 REPORTED_S = 60.0  # processes tell Ray's agent every few seconds, Prometheus asks every second
 WINDOW = "5m"

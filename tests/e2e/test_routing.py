@@ -16,7 +16,7 @@ from tests.e2e.conftest import MODEL, Cluster, Together, ledger_faults, serving
 from tests.e2e.corpus import BLOCK, CONTEXT, prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 KV_MIB = 96  # 68 blocks, 2,184 tokens in float32: just more than one request of full length
 assert KV_MIB << 20 > CONTEXT * 46_080
 

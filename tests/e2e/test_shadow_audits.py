@@ -13,7 +13,7 @@ from tests.e2e.corpus import BLOCK, prompt
 from tests.e2e.test_accounting import exported
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 AUDIT_TIMEOUT_S = 60.0
 
 

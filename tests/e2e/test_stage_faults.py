@@ -15,7 +15,7 @@ from tests.e2e.stage_faults import TOKENS, Held, held, hit, token_ids
 from tests.leaks.matrix import CELLS, Fault, Stage
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
 
 # Those that other tests of this folder do not show in their own words, in the stage that is worst.
 ALWAYS = {

@@ -17,7 +17,7 @@ from tests.e2e.conftest import Cluster, Together, serving
 from tests.e2e.corpus import prompt
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 
 STREAMS = 8
 LONG = 1700  # tokens: several steps of prefill each, so that some still wait for theirs

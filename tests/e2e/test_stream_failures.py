@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.client import TIMEOUT_S
 from tests.e2e.conftest import MODEL, Cluster, Together
 
-pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.chaos, pytest.mark.slow]
 SAID = [{"role": "user", "content": "Tell me a long story about a lighthouse."}]
 ENDLESS = {"model": MODEL, "stream": True, "ignore_eos": True}
 ASKED: dict[str, dict[str, Any]] = {

@@ -106,6 +106,7 @@ def salts_of_ann(cluster: Cluster) -> list[str]:
 # ---- SEC-01: what another tenant sent gives no hit -----------------------------------------------
 
 
+@pytest.mark.full
 def test_another_tenants_prompt_is_computed_whole_thirty_times_of_thirty_and_then_its_own_hits(
     cluster: Cluster,
 ) -> None:
@@ -125,6 +126,7 @@ def test_another_tenants_prompt_is_computed_whole_thirty_times_of_thirty_and_the
     assert max(known) == length - length % BLOCK  # and the router does know what is whose
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("length", [1500, 15 * BLOCK], ids=["handed over", "whole blocks"])
 def test_a_long_prompt_and_each_beginning_of_it_are_cold_for_another_tenant(
     cluster: Cluster, length: int
@@ -177,6 +179,7 @@ def test_no_choice_of_many_begins_from_another_tenants_blocks(cluster: Cluster) 
     assert all(seen.computed < BLOCK for seen in ask(cluster, body, ANN))
 
 
+@pytest.mark.full
 def test_a_salt_divides_a_tenants_blocks_and_opens_nobody_elses(cluster: Cluster) -> None:
     ids = prompt(6 * BLOCK + 5, 9400)
     for salt in (None, "summer"):
@@ -190,6 +193,7 @@ def test_a_salt_divides_a_tenants_blocks_and_opens_nobody_elses(cluster: Cluster
             assert probe.is_cold, (key, guess, probe)
 
 
+@pytest.mark.full
 def test_headers_of_a_proxy_that_is_not_configured_choose_no_tenant(cluster: Cluster) -> None:
     ids = prompt(6 * BLOCK + 5, 9500)
     (first,) = ask(cluster, body_of(ids, max_tokens=2), ANN)

@@ -17,7 +17,7 @@ from tests.contract.tiny_models import make_model
 from tests.e2e.conftest import Cluster, serving, wait_clean
 from tests.e2e.corpus import BLOCK, prompt
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
 
 MODEL = "small-llama"
 LENGTH = 40 * BLOCK + 7  # long enough to be handed over

@@ -69,3 +69,8 @@ class Fault(StrEnum):
 
 
 CELLS = [(stage, fault) for stage in Stage for fault in Fault]
+
+
+def is_in_short_suite(stage: Stage, fault: Fault) -> bool:
+    """Two cells of each stage and of each fault; `./headwater test --all` runs all 49."""
+    return (list(Fault).index(fault) - list(Stage).index(stage)) % len(Fault) in {0, 3}

@@ -19,7 +19,7 @@ import pytest
 
 from tests.leaks.conftest import LEASE_S, Bench
 from tests.leaks.ledger import wait_clean
-from tests.leaks.matrix import CELLS, Fault, Stage
+from tests.leaks.matrix import CELLS, Fault, Stage, is_in_short_suite
 from tests.leaks.site import Event, Process, Site
 from tests.leaks.tenant import SALT
 from tests.simulation.model import BLOCK, reference
@@ -206,7 +206,13 @@ class Cell:
         return list(self.here.ingress.call("log"))
 
 
-@pytest.mark.parametrize(("stage", "fault"), CELLS)
+@pytest.mark.parametrize(
+    ("stage", "fault"),
+    [
+        pytest.param(*cell, marks=() if is_in_short_suite(*cell) else pytest.mark.full)
+        for cell in CELLS
+    ],
+)
 def test_a_fault_in_a_stage_with_the_counting_engine_leaves_nothing_behind(
     bench: Bench, stage: Stage, fault: Fault
 ) -> None:

@@ -23,6 +23,7 @@ from tests.e2e.nodes.namespaces import MissingInKernel, Shape, far_namespace
 from tests.e2e.nodes.ray_nodes import Network
 
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's to make"),

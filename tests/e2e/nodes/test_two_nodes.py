@@ -49,6 +49,7 @@ def test_decode_pulls_the_blocks_that_prefill_left_on_the_other_node(cluster: Cl
     check_hand_over(cluster, 7001)
 
 
+@pytest.mark.full
 @pytest.mark.chaos
 def test_blocks_are_pulled_from_an_agent_that_was_killed_and_started_anew(
     cluster: Cluster,
