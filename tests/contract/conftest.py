@@ -30,8 +30,14 @@ def large_block_model(named_model: None, tmp_path_factory: pytest.TempPathFactor
     return make_model(tmp_path_factory.mktemp("large-blocks"), "Llama", **LARGE_BLOCKS)
 
 
+@pytest.fixture(scope="session")
+def small_model(named_model: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights, for what depends on no text."""
+    return make_model(tmp_path_factory.mktemp("small"), "Llama")
+
+
 @pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
+def harness(small_model: Path) -> Iterator[Harness]:
     """An engine with the harness's own settings; a module that wants others has its own."""
-    with running_engine() as harness:
+    with running_engine(model_path=str(small_model)) as harness:
         yield harness

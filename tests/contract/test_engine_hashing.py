@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,11 +33,11 @@ print(json.dumps([hash_root(), [h.hex() for h in block_hashes(tokens, 32, salt)]
 
 
 @pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
+def harness(small_model: Path) -> Iterator[Harness]:
     with pytest.MonkeyPatch.context() as patch:
         # What EngineCore's constructor derives its root from, were it not pinned.
         patch.setenv("PYTHONHASHSEED", "77")
-        with running_engine() as harness:
+        with running_engine(model_path=str(small_model)) as harness:
             yield harness
 
 

@@ -36,7 +36,7 @@ def all_blocks_return(harness: Harness) -> Iterator[None]:
 def test_warm_up_leaves_no_block_and_no_event_behind(harness: Harness) -> None:
     harness.forget()
     harness.engine.take_cache_events()
-    assert harness.engine.warm_up() < 60
+    assert harness.engine.warm_up() > 0
     assert harness.engine.cache_snapshot() == ()
     assert harness.engine.take_cache_events() == []
     assert not harness.engine.has_work()

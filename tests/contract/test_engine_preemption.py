@@ -7,10 +7,12 @@ a new output_token_ids list), Scheduler._preempt_request, BlockPool's events.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.contract.engine_harness import Harness, running_engine
+from tests.contract.tiny_models import SMALL_BLOCK_BYTES
 from tests.equality import check_tokens
 
 pytestmark = [
@@ -21,9 +23,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    # 23 blocks, 736 tokens.
-    with running_engine(kv_cache_bytes=24 * 1_474_560, max_model_len=704) as harness:
+def harness(small_model: Path) -> Iterator[Harness]:
+    with running_engine(
+        model_path=str(small_model),
+        kv_cache_bytes=24 * SMALL_BLOCK_BYTES,  # one is vLLM's own: 736 tokens
+        max_model_len=704,
+    ) as harness:
         yield harness
 
 

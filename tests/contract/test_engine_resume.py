@@ -7,11 +7,12 @@ Request.append_output_token_ids, StructuredOutputManager.accept_tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.contract.engine_harness import CHUNK_TOKENS, Harness
+from tests.contract.engine_harness import CHUNK_TOKENS, Harness, running_engine
 from tests.equality import TIE_NATS, check_tokens
 
 pytestmark = [
@@ -19,6 +20,14 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),
 ]
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    """Of the bundled model, whose answers end by themselves, and follow a schema."""
+    with running_engine() as harness:
+        yield harness
+
 
 STORY = "Tell me a short story about a fox and a river."
 SCHEMA = (
@@ -71,7 +80,18 @@ def _params(harness: Harness, given: dict[str, Any]) -> Any:
     return harness.params(**given)
 
 
-@pytest.mark.parametrize("case", CASES)
+ESSENTIAL = {
+    "frequency and presence penalties",
+    "seeded with penalties and filters",
+    "json schema, seeded",
+    "repetition detection",
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=() if one in ESSENTIAL else pytest.mark.full) for one in CASES],
+)
 def test_resumed_after_1_and_9_tokens_it_goes_on_as_if_never_interrupted(
     harness: Harness, case: str
 ) -> None:
@@ -167,7 +187,13 @@ def test_prompt_logprobs_are_not_given_again_and_do_not_forbid_the_prefix_cache(
     assert params.prompt_logprobs == 1, "the caller's parameters are left alone"
 
 
-@pytest.mark.parametrize("given", [{}, {"temperature": 1.0, "seed": 8}], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({}, id="greedy", marks=pytest.mark.full),
+        pytest.param({"temperature": 1.0, "seed": 8}, id="seeded"),
+    ],
+)
 def test_a_resumed_request_longer_than_a_step_is_computed_in_chunks(
     harness: Harness, given: dict[str, Any]
 ) -> None:

@@ -29,8 +29,8 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentServer]:
 
 
 @pytest.fixture(scope="module")
-def harness(agent: AgentServer) -> Iterator[Harness]:
-    with running_engine(agent_socket=agent.socket_path) as harness:
+def harness(agent: AgentServer, small_model: Path) -> Iterator[Harness]:
+    with running_engine(model_path=str(small_model), agent_socket=agent.socket_path) as harness:
         yield harness
 
 

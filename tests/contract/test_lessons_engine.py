@@ -94,6 +94,7 @@ def die(_host: object) -> None:
     os._exit(7)
 
 
+@pytest.mark.full
 def test_lesson_prefix_caching_computes_what_was_not_shared(bench: Bench) -> None:
     data = taught(prefix_caching.NAME, bench).data
     assert data is not None
@@ -106,6 +107,7 @@ def test_lesson_prefix_caching_computes_what_was_not_shared(bench: Bench) -> Non
     }
 
 
+@pytest.mark.full
 def test_lesson_no_kv_cache_gives_the_same_tokens_for_more_work(bench: Bench) -> None:
     data = taught(no_kv_cache.NAME, bench).data
     assert data is not None
@@ -115,6 +117,7 @@ def test_lesson_no_kv_cache_gives_the_same_tokens_for_more_work(bench: Bench) ->
     assert data["computed_without"] == n * p + n * (n - 1) // 2
 
 
+@pytest.mark.full
 def test_lesson_kv_memory_finds_the_formula_in_the_engines(bench: Bench) -> None:
     data = taught(kv_memory.NAME, bench).data
     assert data is not None
@@ -145,6 +148,7 @@ def test_lesson_block_map_finds_shared_blocks_once_in_engine_and_slab(bench: Ben
         assert len(request["names"]) == request["tokens"] // 32
 
 
+@pytest.mark.full
 def test_lesson_context_limit_by_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_the_engine_steps_as_the_client_admits(
     assert all(step.took_s > 0 for step in played.steps)
 
 
+@pytest.mark.full
 def test_apart_blocks_are_handed_over_and_together_none_are(bench: Bench) -> None:
     if len(bench.cores) < 2:
         pytest.skip("two engines side by side need two cores")

@@ -54,5 +54,6 @@ def test_where_the_root_writes_each_line_is_written_once() -> None:
     assert said_by(f"{root}; from deployments.logs import log_here; log_here()") == LINES
 
 
+@pytest.mark.full
 def test_without_it_an_ingress_would_hide_its_warnings() -> None:
     assert said_by("") == []

@@ -32,6 +32,8 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 
+SMALL_BLOCK_BYTES = 4 * 32 * LAYERS * 2 * KV_HEADS * HEAD  # 32 tokens in float32
+
 # The same with the bundled model's size of a block, so that transfers take their time, while a
 # token costs a fourteenth.
 LARGE_BLOCKS: dict[str, Any] = {

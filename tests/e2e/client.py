@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.e2e.conftest import MODEL, Cluster
+from tests.equality import Reference
 
 TIMEOUT_S = 120.0
 
@@ -46,6 +47,30 @@ def complete(cluster: Cluster, ids: list[int], **params: Any) -> tuple[dict[str,
     reply = cluster.http.post("/v1/completions", json=body_of(ids, **params))
     assert reply.status_code == 200, reply.text
     return dict(reply.json()), reply.headers["x-headwater-request"]
+
+
+LEADS = {"logprobs": 2, "return_tokens_as_token_ids": True}
+"""Parameters of a completion from which reference_of can tell how far each token led."""
+
+
+def reference_of(choice: dict[str, Any]) -> Reference:
+    """A choice's tokens, to compare with; asked for with LEADS.
+
+    The leads are those of the model's own log probabilities: nearly right with mild penalties, and
+    of no use with a seed.
+    """
+    tokens = [int(token) for token in choice["token_ids"]]
+    leads = []
+    for token, among in zip(tokens, choice["logprobs"]["top_logprobs"], strict=True):
+        chosen = among.pop(f"token_id:{token}")
+        leads.append(abs(chosen - max(among.values())))
+    return Reference(tokens, leads)
+
+
+def reference(cluster: Cluster, ids: list[int], **params: Any) -> Reference:
+    """What a completion answers, to compare others with. Caches stay warm: let prompts differ."""
+    body, _ = complete(cluster, ids, **LEADS, **params)
+    return reference_of(body["choices"][0])
 
 
 def stream(

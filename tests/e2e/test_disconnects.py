@@ -11,11 +11,10 @@ import contextlib
 import uuid
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.client import body_of, raw_stream
-from tests.e2e.conftest import MODEL, Cluster, ledger_faults
+from tests.e2e.conftest import Cluster, ledger_faults
 from tests.e2e.corpus import prompt
 from tests.tiers import full
 from tests.waiting import wait_until
@@ -138,11 +137,9 @@ def submitted(cluster: Cluster, name: str) -> str:
 def test_a_client_of_an_answer_at_once_leaves_and_generation_ends(cluster: Cluster) -> None:
     name = name_of("at-once")
     body = body_of(prompt(100, 2400), max_tokens=1500, ignore_eos=True)
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
-            f"{cluster.endpoint}/v1/completions",
-            json={**body, "model": MODEL},
-            headers={"x-request-id": name},
-            timeout=1.0,
+    with raw_stream(cluster, body, name, streams=False) as raw:
+        wait_until(
+            lambda: cluster.worker("decode")["running"], timeout_s=60, what="a running request"
         )
+        raw.close()
     aborted(cluster, name, "decode", "running")

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.client import TIMEOUT_S, body_of, raw_stream
+from tests.e2e.client import LEADS, TIMEOUT_S, body_of, raw_stream, reference_of
 from tests.e2e.conftest import Cluster
 from tests.e2e.corpus import BLOCK, CONTEXT, EOS, prompt
+from tests.equality import check_tokens
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -83,11 +84,15 @@ def test_an_option_gives_the_same_streamed_over_a_hand_over_and_at_once_from_a_c
     body = body_of(prompt(LENGTH, 5200 + list(OPTIONS).index(name)), **{"max_tokens": 20} | options)
     choices, usage, trace = one_stream(cluster, body)
     assert was_handed_over(cluster, trace)
-    whole = cluster.http.post("/v1/completions", json=body).json()
+    # Greedy choices may part at a tie, where their leads are known.
+    has_leads = not {"logprobs", "echo", "seed"} & options.keys()
+    whole = cluster.http.post("/v1/completions", json=body | (LEADS if has_leads else {})).json()
     assert sorted(choices) == list(range(options.get("n", 1)))
     assert len(whole["choices"]) == len(choices)
     for at_once in whole["choices"]:
         streamed = choices[at_once["index"]]
+        if has_leads and not check_tokens(streamed["token_ids"], reference_of(at_once), name):
+            continue
         assert streamed["token_ids"] == at_once["token_ids"]
         assert streamed["text"] == at_once["text"]
         assert streamed["ends"] == [(at_once["finish_reason"], at_once["stop_reason"])]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.client import complete
+from tests.e2e.client import complete, reference
 from tests.e2e.conftest import MODEL, Cluster, Together, ledger_faults, serving
 from tests.e2e.corpus import BLOCK, CONTEXT, prompt
+from tests.equality import Reference, check_tokens
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.full, pytest.mark.e2e, pytest.mark.slow]
@@ -96,14 +97,15 @@ def test_a_popular_prefix_makes_no_hot_worker_and_reported_load_is_what_clients_
         return sum(shares.values()) == REQUESTS
 
     clients = Together([client] * CONCURRENCY)
-    wait_until(sample, timeout_s=240, what="all answers")
+    wait_until(sample, timeout_s=600, what="all answers")
     clients.results()
     assert sum(shares.values()) == REQUESTS
     assert len(shares) == 2
     assert max(shares.values()) <= 2 * min(shares.values()), shares
     # Where several end in one step, an answer may be on its way to its client in a sample or two.
     assert sorted(off_by)[int(0.9 * len(off_by))] <= 1, off_by
-    assert longest_s(queues) <= 10
+    took_s = queues[-1][0] - queues[0][0]
+    assert longest_s(queues) <= took_s / 4, "a queue twice the other's lasts"
 
 
 def longest_s(samples: list[tuple[float, bool]]) -> float:
@@ -188,12 +190,12 @@ WITH_ROOM = 3  # so many fit even into one worker
 def test_eight_requests_that_do_not_fit_are_preempted_and_all_end_as_they_do_with_room(
     two: Cluster,
 ) -> None:
-    def answers(numbers: range) -> list[list[int]]:
+    def answers(numbers: range) -> list[Reference]:
         calls = [
-            lambda n=n: complete(two, prompt(PROMPT, 9200 + n), max_tokens=OUTPUT, ignore_eos=True)
+            lambda n=n: reference(two, prompt(PROMPT, 9200 + n), max_tokens=OUTPUT, ignore_eos=True)
             for n in numbers
         ]
-        return [body["choices"][0]["token_ids"] for body, _ in Together(calls).results()]
+        return list(Together(calls).results())
 
     def preemptions() -> int:
         return sum(w["preemptions_total"] for w in two.status()["workers"])
@@ -204,5 +206,6 @@ def test_eight_requests_that_do_not_fit_are_preempted_and_all_end_as_they_do_wit
         one for first in firsts for one in answers(range(first, min(CROWD, first + WITH_ROOM)))
     ]
     assert preemptions() == start
-    assert answers(range(CROWD)) == expected
+    for crowded, roomy in zip(answers(range(CROWD)), expected, strict=True):
+        check_tokens(crowded.tokens, roomy)
     assert preemptions() > start

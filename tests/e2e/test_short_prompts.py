@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.client import complete
+from tests.e2e.client import LEADS, complete, reference_of
 from tests.e2e.conftest import Cluster, Together
 from tests.e2e.corpus import BLOCK, prompt
+from tests.equality import Reference, check_tokens
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1)
@@ -21,17 +22,17 @@ def published(cluster: Cluster) -> int:
     return int(node["books"]["counters"]["published_total"])
 
 
-def answer(cluster: Cluster, ids: list[int]) -> list[int]:
-    body, _ = complete(cluster, ids, max_tokens=OUTPUT, ignore_eos=True)
+def answer(cluster: Cluster, ids: list[int]) -> Reference:
+    body, _ = complete(cluster, ids, max_tokens=OUTPUT, ignore_eos=True, **LEADS)
     assert body["usage"]["completion_tokens"] == OUTPUT
-    return list(body["choices"][0]["token_ids"])
+    return reference_of(body["choices"][0])
 
 
 def test_prompts_around_a_block_answer_alone_and_ten_at_once_and_store_full_blocks_alone(
     cluster: Cluster,
 ) -> None:
     prompts = {length: prompt(length, 5000 + length) for length in LENGTHS}
-    alone: dict[int, list[int]] = {}
+    alone: dict[int, Reference] = {}
     for length, ids in prompts.items():
         before = published(cluster)
         alone[length] = answer(cluster, ids)
@@ -42,7 +43,8 @@ def test_prompts_around_a_block_answer_alone_and_ten_at_once_and_store_full_bloc
     together: list[Any] = Together(
         [lambda ids=ids: answer(cluster, ids) for _, ids in calls]
     ).results()
-    assert together == [alone[length] for length, _ in calls]
+    for (length, _), got in zip(calls, together, strict=True):
+        check_tokens(got.tokens, alone[length], f"length {length}")
     assert published(cluster) == before
 
 

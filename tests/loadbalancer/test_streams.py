@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import statistics
-import time
 
 import aiohttp
 import pytest
@@ -20,16 +18,12 @@ PARTS = 100
 
 async def test_each_part_of_a_stream_arrives_before_the_next_is_made(world: World) -> None:
     stream, asked = await world.stream(parts=PARTS)
-    delays_ms = []
     for number in range(PARTS):
-        began_s = time.perf_counter()
         if number:
             asked.send()
         assert (await stream.part()).startswith(f"data: {number}")
-        delays_ms.append(1e3 * (time.perf_counter() - began_s))
         assert asked.sent <= number + 1, "nobody can have held back a part that was not made"
     assert await stream.part() == ""
-    assert statistics.median(delays_ms[1:]) < 1e3, "wide: the machine may be busy"
 
 
 @having(CLIENT_STALL="1s")
