@@ -21,17 +21,20 @@ import socket
 import sys
 import termios
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from deployments.edge.asgi import AsgiApp
+from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.edge.request_parser import RequestParser
 
 KEEP_ALIVE_S = 90  # as Serve's proxy keeps idle connections
 BACKLOG = 2048
 HEAD_BYTES_MAX = 64 << 10  # request line and headers, or what stands between two parts of a body
 HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
 UNTAKEN_TIMEOUT_S = 60.0  # as the balancers' CLIENT_STALL
+HTTP_1_1 = "1.1"
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"content-length: 0\r\nconnection: close\r\n\r\n"
@@ -61,6 +64,11 @@ class BoundedHttp(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _untaken_bytes = 0  # of our answer, when the timer beside it was set
     _untaken_timer: asyncio.TimerHandle | None = None
+    parser: RequestParser  # type: ignore[assignment] # httptools' own stops before some bodies
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client that never begins is as slow as one that never ends."""
@@ -114,9 +122,16 @@ class BoundedHttp(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The whole request."""
+        if self.parser.is_before_body:
+            return
         self._unread_bytes, self._in_body = 0, False
         self._await_nothing()
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] != HTTP_1_1:
+            app = _unframed(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def _await_head(self) -> None:
         self._timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
@@ -172,6 +187,30 @@ class BoundedHttp(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         cycle: RequestResponseCycle | None = self.cycle  # None before the first request
         return cycle is not None and not cycle.response_complete
+
+
+def _unframed(app: AsgiApp, cycle: RequestResponseCycle) -> AsgiApp:
+    """For a client older than HTTP/1.1: a body without a length ends with its connection.
+
+    uvicorn would send it in chunks, which such a client reads as text (RFC 9112, 6.1).
+    """
+
+    async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
+        is_unframed = False
+
+        async def sent(message: AsgiMessage) -> None:
+            nonlocal is_unframed
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                if b"content-length" not in names:
+                    is_unframed, cycle.chunked_encoding = True, False
+            elif is_unframed:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return unframed
 
 
 class FrontDoor:
