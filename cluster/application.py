@@ -91,6 +91,7 @@ def build(args: BuildArguments) -> Application:
         body_bytes_max=config.limits.request_body_max_bytes,
         door=_door(config),
         drain_s=config.http.drain_s,
+        allowed_origins=config.http.allowed_origins,
         is_scaled=config.workers.prefill.scales or config.workers.decode.scales,
         tenant_header=config.tenants.header or "",
         tenant_keys_file=str(config.tenants.keys_file or ""),

@@ -8,6 +8,7 @@ ray or vllm: `headwater config` answers at once.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,12 +21,14 @@ from cluster.config_section import DRAIN_MARGIN_S, Section
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
+from deployments.edge.cors import ANY_ORIGIN
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
 MIB = 1 << 20
 PORT_MAX = 65535
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,]+")
 
 
 def default_state_dir() -> Path:
@@ -177,6 +180,28 @@ class HttpConfig(Section):
             "proxy, which Serve has on every node."
         ),
     )
+
+    allowed_origins: tuple[str, ...] = Field(
+        default=(),
+        description=(
+            "Origins whose pages may use the API from a browser (CORS), as browsers send them: "
+            '["http://localhost:3000"]. "*" allows every page, and without API keys any page that '
+            "somebody opens could use the model. Empty: none. Operator routes are never open to "
+            "pages."
+        ),
+    )
+
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                message = (
+                    f"{origin!r} is no origin: scheme://host or scheme://host:port in lower case, "
+                    'without a path, as in "http://localhost:3000"; or "*"'
+                )
+                raise ValueError(message)
+        return value
 
     @property
     def kill_after_s(self) -> float:

@@ -21,6 +21,7 @@ from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
 from cluster.ports import held, is_behind_proxy, is_loopback, listen_briefly, problem_in
 from cluster.ray_token import place_of_token
+from deployments.edge.cors import ANY_ORIGIN
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
@@ -149,6 +150,9 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
         say(f"Access:     with an API key of {keys} (./headwater keys list)")
     elif not is_loopback(config.http.host):
         say("Access:     open to whoever reaches it; ./headwater keys add NAME closes it")
+    if ANY_ORIGIN in config.http.allowed_origins and not is_closed:
+        say('Warning:    http.allowed_origins is "*" without API keys: any web page that you open')
+        say("            can use the model; name origins, or ./headwater keys add NAME")
     if dashboard:
         say(f"Dashboard:  http://{dashboard}")
         place = place_of_token(os.environ) if config.ray.address is None else None

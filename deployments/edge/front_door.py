@@ -26,6 +26,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from deployments.edge.answer_names import NAME_HEADER, draw_name
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
 from deployments.edge.request_parser import RequestParser
 
@@ -35,10 +36,8 @@ HEAD_BYTES_MAX = 64 << 10  # request line and headers, or what stands between tw
 HEAD_TIMEOUT_S = 30.0  # from a head's first byte to its last
 UNTAKEN_TIMEOUT_S = 60.0  # as the balancers' CLIENT_STALL
 HTTP_1_1 = "1.1"
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\n"
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +127,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._await_nothing()
         super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        """What came is no HTTP."""
+        body = msg.encode()
+        self._give_up(_BAD_REQUEST + b"content-length: %d\r\n" % len(body), body)
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         if cycle.scope["http_version"] != HTTP_1_1:
             app = _unframed(app, cycle)
@@ -179,9 +183,10 @@ class BoundedHttp(HttpToolsProtocol):
         elif not self.transport.is_closing():
             self._give_up(b"")
 
-    def _give_up(self, answer: bytes) -> None:
-        if not self._is_answering():
-            self.transport.write(answer)
+    def _give_up(self, answer: bytes, body: bytes = b"") -> None:
+        if answer and not self._is_answering():
+            name = b"%b: %b\r\n" % (NAME_HEADER, draw_name().encode())
+            self.transport.write(answer + name + b"connection: close\r\n\r\n" + body)
         self.transport.close()
 
     def _is_answering(self) -> bool:

@@ -11,12 +11,18 @@ from __future__ import annotations
 import math
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deployments.edge.answer_names import (
+    DRAWN_NAME,
+    NAME_CHARS_MAX,
+    NAME_HEADER,
+    draw_name,
+    valid_name,
+)
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send, route_path
 from deployments.edge.http_answer import Answer, Exchange
 from deployments.edge.http_errors import ApiError, choices_in, of_failure, too_many_choices
@@ -47,8 +53,6 @@ REFUSED_SAMPLING_FIELD = "extra_args"  # of sampling_params, which /inference/v1
 # A route's pattern ends in $, which a last line end passes too: such a path is another spelling.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-REQUEST_ID_CHARS_MAX = 128
-_SAFE_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass(slots=True)
@@ -144,7 +148,7 @@ class HttpEdge:
             await self._pass(scope, receive, Answer(send, Exchange(path)))
             return
         generates = scope["method"] == "POST" and path in GENERATE_PATHS
-        trace = HttpTrace(uuid.uuid4().hex, time.monotonic())
+        trace = HttpTrace(scope.get(DRAWN_NAME) or draw_name(), time.monotonic())
         if generates:  # a redirect from a last slash would be another request, and count as one
             scope = {**scope, "path": scope["path"].rstrip("/")}
         try:
@@ -319,7 +323,7 @@ def _with_safe_request_id(scope: Scope) -> Scope:
     kept = [
         (name, value)
         for name, value in scope["headers"]
-        if name.lower() != b"x-request-id" or _SAFE_REQUEST_ID.fullmatch(value)
+        if name.lower() != NAME_HEADER or valid_name(value)
     ]
     return {**scope, "headers": kept}
 
@@ -334,7 +338,7 @@ def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError |
         message = f"Field {field!r} is reserved for transfers between workers; leave it out."
         return ApiError(400, message, "unsupported_parameter", field)
     if generates and _has_long_id(body):
-        message = f"A request_id may have {REQUEST_ID_CHARS_MAX} characters: each chunk repeats it."
+        message = f"A request_id may have {NAME_CHARS_MAX} characters: each chunk repeats it."
         return ApiError(400, message, "invalid_value", "request_id")
     if generates and _outlives_its_request(body):
         message = "Field 'store' must be true or false; what runs in the background is not kept."
@@ -352,7 +356,7 @@ def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError |
 def _has_long_id(body: RequestBody) -> bool:
     """Whether the body names its request at length."""
     name = body.fields.get("request_id")
-    return isinstance(name, str) and len(name) > REQUEST_ID_CHARS_MAX
+    return isinstance(name, str) and len(name) > NAME_CHARS_MAX
 
 
 def _outlives_its_request(body: RequestBody) -> bool:

@@ -174,7 +174,7 @@ class KeyGate:
         if given.is_basic and given.is_elsewhere:
             # A browser adds what it was told at a prompt to every site's requests to us.
             return _forbidden("Another site's page may not use this browser's sign-in.")
-        if entry.scope is not KeyScope.OPERATOR and not _is_api(path):
+        if entry.scope is not KeyScope.OPERATOR and not is_api(path):
             return _forbidden("This takes an operator's key; an API key opens the API alone.")
         return entry
 
@@ -258,7 +258,8 @@ def _password(encoded: bytes) -> bytes:
         return b""
 
 
-def _is_api(path: str) -> bool:
+def is_api(path: str) -> bool:
+    """Whether an API key opens it; all else is for operators."""
     return path.startswith(API_PREFIXES) or (path.rstrip("/") or "/") in API_PATHS | OPEN_PATHS
 
 

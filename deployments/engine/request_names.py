@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 
+from deployments.edge.answer_names import VALID_NAME
+
 # As Serve draws names (a version 4 UUID), and as vLLM does.
 _DRAWN_BY_SERVE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _DRAWN_BY_VLLM = re.compile(r"[0-9a-f]{16}")
-# vLLM repeats a name in every chunk and log line. As http_edge.py has it for the header.
-_SAFE = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 def request_name(header: str | None, body: str | None) -> str | None:
@@ -22,7 +22,7 @@ def request_name(header: str | None, body: str | None) -> str | None:
     header: X-Request-Id, the client's or drawn by Serve. body: `request_id`, the client's or
     drawn by vLLM. What a client gave comes before what was drawn, the header before the body.
     """
-    usable = body if body is not None and _SAFE.fullmatch(body) else None
+    usable = body if body is not None and VALID_NAME.fullmatch(body) else None
     if header is None:
         return usable
     given = usable is not None and not _DRAWN_BY_VLLM.fullmatch(usable)

@@ -15,17 +15,19 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import ray
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from ray.serve.handle import DeploymentHandle
 
+from deployments.edge.answer_names import NamedAnswers
+from deployments.edge.cors import ANY_ORIGIN, Cors
 from deployments.edge.disconnect import DisconnectOnCancel
 from deployments.edge.front_door import DoorAddress, FrontDoor
 from deployments.edge.http_edge import FlowFailure, HttpEdge, HttpTrace, Refusal
 from deployments.edge.key_file import KeySettings
-from deployments.edge.key_gate import KeyGate
 from deployments.edge.live_page import mount_live_page
+from deployments.edge.request_bounds import MODEL_CHARS_MAX
 from deployments.edge.tenants import Tenants
 from deployments.engine.settings import FrontEndSettings
 from deployments.flow.flow_types import Failure, Outcome
@@ -68,6 +70,7 @@ class IngressSettings:
     tenant_header: str = ""
     tenant_keys_file: str = ""
     keys: KeySettings = field(default_factory=KeySettings)
+    allowed_origins: tuple[str, ...] = ()  # pages that may use the API from a browser
     records_max: int = 1024
     door: DoorAddress | None = None  # None: clients come through Serve's proxy
     drain_s: float = 60.0  # in which answers may end once Serve takes this replica away
@@ -104,13 +107,14 @@ class Ingress:
         self._access.charge_for(self._records)
         self._client.key_problems = self._access.problems
 
-    async def __serve_build_asgi_app__(self) -> KeyGate:
+    async def __serve_build_asgi_app__(self) -> Cors:
         """Late-bound application (Ray Serve calls this on the replica's loop)."""
         from deployments.engine.front_end import build_front_end, explain
 
         app, llm = await build_front_end(self._settings.front_end, self._client)
         await self._client.start(llm)
         _replace_route(app, "/health", self._health)
+        app.add_api_route("/v1/models/{model:path}", self._model)
         app.add_api_route("/ready", self._ready)
         app.add_api_route("/headwater/status", self._status)
         app.add_api_route("/headwater/ledger", self._ledger)
@@ -127,10 +131,16 @@ class Ingress:
             choices_max=self._settings.front_end.engine_requests_max,
             explain=explain,
         )
-        gate = self._access.gate_round(edge)
-        if self._settings.door is not None:
-            self._door = FrontDoor(self._settings.door, gate)
-        return gate
+        cors = Cors(self._access.gate_round(edge), self._settings.allowed_origins)
+        if self._settings.door is not None:  # Serve's proxy names answers itself
+            self._door = FrontDoor(self._settings.door, NamedAnswers(cors))
+        if ANY_ORIGIN in self._settings.allowed_origins and not self._access.is_closed:
+            log.warning(
+                'http.allowed_origins is "*" and no API keys are set: any web page that a '
+                "browser on this network opens can use the model; name origins, or add a key "
+                "(./headwater keys add NAME)"
+            )
+        return cors
 
     async def check_health(self) -> None:
         """Serve replaces this replica when a part of it has ended. Raises RuntimeError."""
@@ -214,6 +224,16 @@ class Ingress:
         if self._access.is_closed:
             del body["reasons"]  # names and addresses are for the operator: status has them
         return JSONResponse(body, status_code=200 if found.ready else 503)
+
+    async def _model(self, model: str, request: Request) -> JSONResponse:
+        """One model that is served, as OpenAI describes it; 404 for any other."""
+        served = await request.app.state.openai_serving_models.show_available_models()
+        for card in served.data:
+            if card.id == model:
+                return JSONResponse(card.model_dump())
+        message = f"The model `{model[:MODEL_CHARS_MAX]}` does not exist."
+        told = {"message": message, "type": "NotFoundError", "param": "model", "code": 404}
+        return JSONResponse({"error": told}, status_code=404)
 
     async def _status(self) -> JSONResponse:
         """What `headwater status` shows."""

@@ -71,7 +71,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         transport = httpx.ASGITransport(gate, raise_app_exceptions=False)
         http = httpx.AsyncClient(transport=transport, base_url="http://ingress")
         await stack.enter_async_context(http)
-        yield Site(ingress, http, paths_of(gate._app._app._app), keys)
+        yield Site(ingress, http, paths_of(gate._app._app._app._app), keys)
         ingress._client._llm.shutdown()
 
 

@@ -67,6 +67,7 @@ def both(*names: str) -> tuple[str, ...]:
 
 
 OUR_ROUTES = (
+    "/v1/models/{model}",
     "/ready",
     "/headwater/status",
     "/headwater/ledger",
@@ -133,7 +134,7 @@ KNOWN = (
     ),
     *(
         Known(
-            "a route of ours, for operators",
+            "a route of ours",
             re.escape(f"body.paths.{route}"),
             ("tokens: interface",),
         )
