@@ -31,6 +31,7 @@ from deployments.edge.lone_surrogates import lone_surrogate
 from deployments.edge.request_body import RequestBody
 from deployments.edge.request_bounds import beyond_bounds
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
+from deployments.edge.unserved import unserved
 
 REQUEST_HEADER = b"x-headwater-request"
 # Every route of vLLM's application (0.32, task "generate") that asks the engine for tokens.
@@ -346,6 +347,8 @@ def _fault_of(scope: Scope, body: RequestBody, *, generates: bool) -> ApiError |
     path = route_path(scope).rstrip("/")
     if (costly := beyond_bounds(body, path, generates=generates)) is not None:
         return costly
+    if (unanswerable := unserved(body, path)) is not None:
+        return unanswerable
     where = lone_surrogate(body)
     if where is not None:
         message = "A text holds half of a surrogate pair: no character, which no model can read."

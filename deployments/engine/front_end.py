@@ -36,7 +36,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 
 from deployments.engine.build import inspect_model_here
+from deployments.engine.chat_input import keep_all_input
+from deployments.engine.clean_detokenizer import use_clean_detokenizer
 from deployments.engine.error_words import show_errors_so
+from deployments.engine.grammar_checks import check_keywords_too
 from deployments.engine.hashing import block_hashes
 from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
 from deployments.engine.request_names import request_name
@@ -184,6 +187,9 @@ async def build_front_end(
     arguments = _arguments(settings)
     BaseServing._base_request_id = staticmethod(_base_request_id)  # noqa: SLF001
     show_errors_so()
+    keep_all_input()
+    check_keywords_too()
+    use_clean_detokenizer()
     inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
     llm = HeadwaterLLM(config, port)
