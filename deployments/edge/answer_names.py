@@ -7,16 +7,13 @@ Called by ingress.py, outermost.
 
 from __future__ import annotations
 
-import re
 import uuid
 
 from deployments.edge.asgi import AsgiApp, AsgiMessage, Receive, Scope, Send
+from deployments.valid_names import VALID_NAME
 
 NAME_HEADER = b"x-request-id"
 DRAWN_NAME = "headwater.drawn_name"  # of the scope: the name, where the client gave none
-NAME_CHARS_MAX = 128
-# What a name may be, in a header or a body's request_id: vLLM repeats it in chunks and log lines.
-VALID_NAME = re.compile(rf"[A-Za-z0-9._:-]{{1,{NAME_CHARS_MAX}}}")
 
 
 def draw_name() -> str:

@@ -18,7 +18,6 @@ from typing import Protocol
 
 from deployments.edge.answer_names import (
     DRAWN_NAME,
-    NAME_CHARS_MAX,
     NAME_HEADER,
     draw_name,
     valid_name,
@@ -32,6 +31,7 @@ from deployments.edge.request_body import RequestBody
 from deployments.edge.request_bounds import beyond_bounds
 from deployments.edge.tenants import Tenant, TenantUnclear, alone
 from deployments.edge.unserved import unserved
+from deployments.valid_names import NAME_CHARS_MAX
 
 REQUEST_HEADER = b"x-headwater-request"
 # Every route of vLLM's application (0.32, task "generate") that asks the engine for tokens.

@@ -96,10 +96,6 @@ class _AfterHead:
         self._request = request
         self._is_after = False
 
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        return self._request.headers
-
     def on_message_begin(self) -> None:
         if self._is_after:
             self._request.on_message_begin()
@@ -124,7 +120,7 @@ class _AfterHead:
         self._request.on_message_complete()
 
 
-def _new_parser(request: ParsedRequest) -> httptools.HttpRequestParser:
+def _new_parser(request: ParsedRequest | _AfterHead) -> httptools.HttpRequestParser:
     parser = httptools.HttpRequestParser(request)
     # As uvicorn: an answer to the first request may leave although more has come behind it.
     parser.set_dangerous_leniencies(lenient_data_after_close=True)

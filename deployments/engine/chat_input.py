@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 from vllm.entrypoints.openai.responses import utils as of_responses
 from vllm.exceptions import VLLMValidationError
-from vllm.renderers import hf
+from vllm.renderers import chat_utils, hf
 
 BILLING_LINE = "x-anthropic-billing-header"  # of Claude Code; another one in each request
 _SYSTEM_BLOCKS = frozenset({"text", "tool_addition", "tool_removal"})
@@ -173,8 +173,65 @@ def _packed(text: str) -> str:
     return "".join(text.split())
 
 
+def as_text(message: Any, template: str) -> Any:
+    """The message with its reasoning and calls in its content, where the template reads neither.
+
+    As Hermes writes them, which is what `tool_call_parser` reads by default.
+    """
+    before, after = "", ""
+    if (thought := message.get("reasoning")) and "reasoning" not in template:
+        before = f"<think>\n{thought}\n{_THOUGHT_END}\n\n"
+    if (calls := message.get("tool_calls")) and "tool_calls" not in template:
+        told = [
+            {"name": call["function"].get("name"), "arguments": call["function"].get("arguments")}
+            for call in calls
+        ]
+        after = "".join(
+            f"\n<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in told
+        )
+    if not before and not after:
+        return message
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        shown: Any = [_text(before), *content, _text(after)]
+        return {**message, "content": [part for part in shown if part["text"]]}
+    return {**message, "content": f"{before}{content}{after}".lstrip("\n")}
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def keep_arguments(conversation: list[Any]) -> None:
+    """Arguments of calls that are no JSON object become one that holds them. Mutates it.
+
+    vLLM would leave them out, since templates want an object.
+    """
+    for message in conversation:
+        calls = message.get("tool_calls") if message.get("role") == "assistant" else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict):
+                continue
+            given = function.get("arguments")
+            if isinstance(given, str) and given and not _is_object(given):
+                function["arguments"] = {"arguments": given}
+    _postprocess_of_vllm(conversation)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def apply_whole(model_config: Any, tokenizer: Any, conversation: list[Any], **given: Any) -> Any:
     """In place of vLLM's: raises VLLMValidationError where the template left a text out."""
+    template = hf.resolve_chat_template(
+        tokenizer, given.get("chat_template"), given.get("tools"), model_config=model_config
+    )
+    conversation = [as_text(message, template or "") for message in conversation]
     made = _apply_of_vllm(model_config, tokenizer, conversation, **given)
     prompt = made if isinstance(made, str) else tokenizer.decode(made)
     place = find_lost_text(conversation, prompt)
@@ -190,10 +247,11 @@ def apply_whole(model_config: Any, tokenizer: Any, conversation: list[Any], **gi
 
 _message_of_vllm: Any = of_responses._construct_message_from_response_item  # noqa: SLF001
 _convert_of_vllm: Any = AnthropicServingMessages.to_chat_completion_request.__func__
+_postprocess_of_vllm: Any = chat_utils._postprocess_messages  # noqa: SLF001
 _apply_of_vllm: Any = hf.safe_apply_chat_template
 
 
-def _convert(cls: Any, anthropic_request: Any, **given: Any) -> Any:
+def _convert(cls: Any, /, anthropic_request: Any, **given: Any) -> Any:
     keep_blocks(anthropic_request)
     return _convert_of_vllm(cls, anthropic_request, **given)
 
@@ -202,4 +260,5 @@ def keep_all_input() -> None:
     """Let vLLM's front end keep it. Mutates its modules."""
     of_responses._construct_message_from_response_item = message_of_item  # noqa: SLF001
     AnthropicServingMessages.to_chat_completion_request = classmethod(_convert)
+    chat_utils._postprocess_messages = keep_arguments  # noqa: SLF001
     hf.safe_apply_chat_template = apply_whole

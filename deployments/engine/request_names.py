@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from deployments.edge.answer_names import VALID_NAME
+from deployments.valid_names import VALID_NAME
 
 # As Serve draws names (a version 4 UUID), and as vLLM does.
 _DRAWN_BY_SERVE = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -159,6 +160,54 @@ async def test_input_with_several_texts_is_all_rendered(name: str, front: FrontE
     assert "billing" not in prompt
 
 
+ARGUMENTS = {"city": ONE, "day": TWO}
+
+
+@pytest.mark.parametrize(
+    "arguments", [json.dumps(ARGUMENTS), f"{ONE} {TWO}", f'["{ONE}", "{TWO}"]']
+)
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+async def test_arguments_of_a_call_are_rendered(path: str, arguments: str, front: FrontEnd) -> None:
+    function = {"name": "forecast", "arguments": arguments}
+    body = {
+        CHAT: chat(
+            ASK,
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "c", "type": "function", "function": function}],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": THREE},
+        ),
+        RESPONSES: responses(
+            ASK,
+            {"type": "function_call", "call_id": "c", **function},
+            {"type": "function_call_output", "call_id": "c", "output": THREE},
+        ),
+    }[path]
+    prompt = await front.prompt_of(path, **body)
+    assert [text for text in (ONE, TWO, THREE, "forecast") if text not in prompt] == []
+
+
+async def test_thoughts_and_calls_of_messages_are_rendered(front: FrontEnd) -> None:
+    turn = [
+        {"type": "thinking", "thinking": ONE, "signature": "s"},
+        {"type": "text", "text": TWO},
+        {"type": "tool_use", "id": "t", "name": "forecast", "input": {"city": THREE}},
+    ]
+    prompt = await front.prompt_of(MESSAGES, **chat(ASK, said(*turn), ASK))
+    assert [text for text in (ONE, TWO, THREE, "forecast") if text not in prompt] == []
+
+
+async def test_thoughts_of_responses_are_rendered(front: FrontEnd) -> None:
+    content = [{"type": "reasoning_text", "text": text} for text in (TWO, THREE)]
+    summary = [{"type": "summary_text", "text": ONE}]
+    item = {"type": "reasoning", "id": "r", "summary": summary, "content": content}
+    body = responses(ASK, item, said(*parts("output_text", "x"), type="message"), ASK)
+    prompt = await front.prompt_of(RESPONSES, **body)
+    assert [text for text in (ONE, TWO, THREE) if text not in prompt] == []
+
+
 SERVER_TOOL = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 DOCUMENT = {"type": "document", "source": {"type": "text", "data": ONE}}
 LOST: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -297,8 +346,6 @@ async def _answer_to(front: FrontEnd, prompt: list[int], tokens: list[int], *, s
         assert choice["finish_reason"] == "length"
         assert answer.json()["usage"]["completion_tokens"] == len(tokens)
         return str(choice["text"])
-    import json
-
     lines = [line[6:] for line in answer.text.split("\n") if line.startswith("data: {")]
     return "".join(json.loads(line)["choices"][0]["text"] for line in lines)
 
