@@ -115,8 +115,44 @@ OF_ERRORS = (
     ),
 )
 
+WITH_CALLS = (
+    *both("tools: after a call", "responses: response after a call"),
+    *both("messages: message after a call"),
+    "tools: call with arguments that are no JSON",
+    "messages: message with a thought of old",
+    "messages: message with a failed call",
+    "messages: count tokens after a call",
+)
+UNSERVED = (
+    "tools: functions of old",
+    "responses: response with a built-in tool",
+    "responses: response with an interpreter",
+)
+# What plain vLLM leaves out of a prompt in silence (deployments/engine/chat_input.py), or passes
+# over (deployments/edge/unserved.py).
+OF_LOST_INPUT = (
+    Known(
+        "the bundled template has no place for an assistant's calls and thoughts: vLLM loses them, "
+        "here they are written into its content",
+        r".*",
+        WITH_CALLS,
+    ),
+    Known(
+        "tools that a server runs, and fields that nobody reads, are refused by name",
+        r".*",
+        UNSERVED,
+        (200, 400),
+    ),
+    Known(
+        "a schema's keyword that no grammar keeps is named",
+        r"body\.message",
+        ("grammars: json schema with multipleOf",),
+    ),
+)
+
 KNOWN = (
     *OF_ERRORS,
+    *OF_LOST_INPUT,
     Known(
         "a route with a last slash answers: its redirect would be a request of its own, and count",
         r"body|headers\.(content-type|location)",
