@@ -28,7 +28,7 @@ LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
 MIB = 1 << 20
 PORT_MAX = 65535
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,]+")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,*]+")
 
 
 def default_state_dir() -> Path:

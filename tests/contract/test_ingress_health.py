@@ -209,3 +209,13 @@ async def test_health_has_vllms_shape_and_vllms_schema_still_builds(world: World
     assert (answer.status_code, answer.content) == (200, b"")
     schema = (await world.http.get("/openapi.json")).json()
     assert list(schema["paths"]["/health"]) == ["get"]
+
+
+async def test_model_by_name_is_answered_and_unknown_is_404(world: World) -> None:
+    found = await world.http.get("/v1/models/m")
+    assert (found.status_code, found.json()["id"]) == (200, "m")
+    for name in ("none", "owner/name", "m/"):
+        unknown = await world.http.get(f"/v1/models/{name}")
+        error = unknown.json()["error"]
+        assert (unknown.status_code, error["code"]) == (404, "model_not_found")
+        assert error["param"] == "model"

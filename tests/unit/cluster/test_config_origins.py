@@ -1,0 +1,26 @@
+"""http.allowed_origins: off by default; origins as browsers send them."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from cluster.config import Config, HttpConfig
+
+
+def test_allowed_origins_by_default_is_empty() -> None:
+    assert Config().http.allowed_origins == ()
+
+
+@pytest.mark.parametrize("origin", ["*", "http://localhost:3000", "https://ui.example", "app://x"])
+def test_allowed_origins_takes_an_origin(origin: str) -> None:
+    assert HttpConfig(allowed_origins=(origin,)).allowed_origins == (origin,)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["", "ui.example", "http://ui.example/", "http://UI.example", "http://*", "null", "a b"],
+)
+def test_allowed_origins_with_another_text_is_rejected(origin: str) -> None:
+    with pytest.raises(ValidationError, match="allowed_origins"):
+        HttpConfig(allowed_origins=(origin,))
