@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -21,14 +21,13 @@ from cluster.config_section import DRAIN_MARGIN_S, Section
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
-from deployments.edge.cors import ANY_ORIGIN
 
 BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
 MIB = 1 << 20
 PORT_MAX = 65535
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,*]+")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,*]+")
 
 
 def default_state_dir() -> Path:
@@ -181,7 +180,7 @@ class HttpConfig(Section):
         ),
     )
 
-    allowed_origins: tuple[str, ...] = Field(
+    allowed_origins: tuple[Annotated[str, Field(description="One origin, or *.")], ...] = Field(
         default=(),
         description=(
             "Origins whose pages may use the API from a browser (CORS), as browsers send them: "
@@ -195,7 +194,7 @@ class HttpConfig(Section):
     @classmethod
     def _are_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for origin in value:
-            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+            if not _ORIGIN.fullmatch(origin):
                 message = (
                     f"{origin!r} is no origin: scheme://host or scheme://host:port in lower case, "
                     'without a path, as in "http://localhost:3000"; or "*"'

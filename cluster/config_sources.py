@@ -217,9 +217,11 @@ def _read_flags(gathered: _Gathered, arguments: argparse.Namespace) -> None:
 def _from_text(text: str, info: FieldInfo) -> object:
     """A value from the environment or a flag: text stays text where the field takes text.
 
-    A mapping is written as in YAML: {name: 1}.
+    A mapping is written as in YAML: {name: 1}; a list likewise, or with commas: a,b.
     """
-    if typing.get_origin(info.annotation) is dict:
+    if typing.get_origin(info.annotation) is tuple and not text.lstrip().startswith("["):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    if typing.get_origin(info.annotation) in {dict, tuple}:
         try:
             return yaml.safe_load(text)
         except yaml.YAMLError:

@@ -21,7 +21,6 @@ from cluster.errors import NotRunningError, PrerequisiteError
 from cluster.kv_room import check_kv_room
 from cluster.ports import held, is_behind_proxy, is_loopback, listen_briefly, problem_in
 from cluster.ray_token import place_of_token
-from deployments.edge.cors import ANY_ORIGIN
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
@@ -140,6 +139,8 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
         f'{{"model": "{config.model.served}", "stream": true, '
         '"messages": [{"role": "user", "content": "Hello!"}]}'
     )
+    from deployments.edge.cors import ANY_ORIGIN
+
     keys = keys_file_of(config)
     is_closed = keys_are_set(config)
     say(f"Endpoint:   {endpoint}/v1   (OpenAI-compatible)")

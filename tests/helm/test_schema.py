@@ -93,7 +93,7 @@ def test_the_configurations_keys_are_the_products_but_for_those_that_the_chart_s
     shown = {
         path.removeprefix("config.")
         for path, node in ALL.items()
-        if path.startswith("config.") and "properties" not in node
+        if path.startswith("config.") and "properties" not in node and not path.endswith(".[]")
     }
     own = {key for key, _ in config_sources.leaves()}
     hidden = own - shown
