@@ -1,7 +1,7 @@
 """Loads the configuration and remembers where each value came from.
 
 Later sources win: defaults, one YAML file, the environment (HEADWATER_SECTION__FIELD), flags.
-Called by every command (`add_arguments`, then `load`). Unknown keys are errors that name the
+Called by every command that needs a value. Unknown keys are errors that name the
 nearest right one; every fault is reported at once, each with its place.
 """
 
@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cluster.config import Config
+from cluster.config_flags import FLAGS
 from cluster.errors import ConfigError
 
 if typing.TYPE_CHECKING:
@@ -28,25 +29,6 @@ if typing.TYPE_CHECKING:
 
 DEFAULT_FILE = Path("headwater.yaml")
 ENVIRONMENT_PREFIX = "HEADWATER_"
-FLAGS: Mapping[str, str] = types.MappingProxyType(
-    {
-        "model": "model.path_or_name",
-        "served-name": "model.served_name",
-        "dtype": "model.dtype",
-        "max-model-len": "model.max_model_len",
-        "host": "http.host",
-        "port": "http.port",
-        "prefill-workers": "workers.prefill.replicas",
-        "decode-workers": "workers.decode.replicas",
-        "cores-per-worker": "workers.cores_per_worker",
-        "kv-mib": "engine.kv_cache_mib",
-        "slab-mib": "slab.mib",
-        "address": "ray.address",
-        "dashboard-port": "ray.dashboard_port",
-        "state-dir": "state.dir",
-        "cache-dir": "state.cache_dir",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +73,6 @@ def value_of(config: Config, key: str) -> object:
     for name in key.split("."):
         found = getattr(found, name)
     return found
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --config, --set and the short flags of common fields. Mutates the parser."""
-    fields = dict(leaves())
-    group = parser.add_argument_group("configuration", "see: headwater config")
-    group.add_argument("--config", metavar="FILE", type=Path, help="default: ./headwater.yaml")
-    group.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        help="any key, for example --set workers.decode.replicas=2",
-    )
-    for flag, key in FLAGS.items():
-        text = (fields[key].description or "").split(". ")[0].rstrip(".").replace("%", "%%")
-        group.add_argument(f"--{flag}", dest=f"set:{key}", metavar="VALUE", help=f"{key}: {text}")
 
 
 def load(arguments: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> Loaded:
@@ -181,7 +146,7 @@ def _read_node(gathered: _Gathered, path: Path, node: yaml.Node, prefix: str) ->
 def _read_environment(gathered: _Gathered, environ: Mapping[str, str]) -> None:
     keys = dict(leaves())
     by_variable = {ENVIRONMENT_PREFIX + key.replace(".", "__").upper(): key for key in keys}
-    short = {flag.replace("-", "_").upper(): key for flag, key in FLAGS.items()}
+    short = {name.replace("-", "_").upper(): flag.key for name, flag in FLAGS.items()}
     for variable in sorted(environ):
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
@@ -200,10 +165,10 @@ def _read_environment(gathered: _Gathered, environ: Mapping[str, str]) -> None:
 
 def _read_flags(gathered: _Gathered, arguments: argparse.Namespace) -> None:
     keys = dict(leaves())
-    for flag, key in FLAGS.items():
-        text = getattr(arguments, f"set:{key}", None)
+    for name, flag in FLAGS.items():
+        text = getattr(arguments, flag.dest, None)
         if text is not None:
-            gathered.put(key, _from_text(text, keys[key]), f"flag --{flag}")
+            gathered.put(flag.key, _from_text(text, keys[flag.key]), f"flag --{name}")
     for assignment in arguments.set:
         key, equals, text = assignment.partition("=")
         if not equals:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import running
+from cluster.cli_options import PROFILE_FILE
 from cluster.config_sources import Loaded
 from cluster.credentials import OPERATOR_PATH, api_key
 from cluster.errors import AnswerError, ConfigError
@@ -23,7 +24,7 @@ from loadtests.load.client import Target
 from loadtests.load.runner import drive
 from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
 from loadtests.planner import validate
-from loadtests.planner.layouts import HEADROOM, Infeasible, plan_workers
+from loadtests.planner.layouts import Infeasible, plan_workers
 from loadtests.planner.playing import play_at_random
 from loadtests.planner.predict import Layout, Load, predict
 from loadtests.planner.probe import ProbeFailed
@@ -35,18 +36,14 @@ from loadtests.planner.validate import HeldOut
 
 Answer = tuple[list[str], dict[str, Any]]
 """Lines for people, figures for machines."""
-FILE = "profile.json"
 USUAL_IDS = TokenIds(1000, 20_000)
-INPUT_TOKENS, OUTPUT_TOKENS = 1000, 200
 VALIDATIONS = ((1500, 20, 0.4), (100, 200, 0.3), (512, 64, 0.6))
 """Tokens in and out, and the share of the rate that a layout could take: well below, and nearer."""
-WARMUP_S, DURATION_S = 10.0, 60.0
-SEED = 11
 
 
 def load_profile(arguments: argparse.Namespace, state_dir: Path) -> tuple[Path, Profile | None]:
     """The named one, else that of the state folder, if there is one. Raises ConfigError."""
-    path: Path = arguments.profile or state_dir / FILE
+    path: Path = arguments.profile or state_dir / PROFILE_FILE
     if arguments.profile is None and not path.exists():
         return path, None
     try:
@@ -203,42 +200,6 @@ def _loads(
 # ---- flags --------------------------------------------------------------------------------------
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of this half. Mutates the parser."""
-    group = parser.add_argument_group("load", "an SLA, or a load to predict")
-    for flag, kind, what in (
-        ("--ttft-ms", float, "SLA: 95th percentile of the time to the first token"),
-        ("--tpot-ms", float, "SLA: mean time between tokens"),
-        ("--e2e-ms", float, "SLA: for the whole answer, in place of --tpot-ms"),
-        ("--rate", float, "requests/s, arriving at random"),
-        ("--input-tokens", int, f"of a prompt (default: {INPUT_TOKENS})"),
-        ("--output-tokens", int, f"of an answer (default: {OUTPUT_TOKENS})"),
-        ("--cached-tokens", int, "of a prompt, found in a cache (default: 0)"),
-        ("--card-tokens-per-s", float, "output tokens/s of one card, for cards by throughput"),
-    ):
-        group.add_argument(flag, type=_above_zero(kind), metavar="X", help=what)
-    group.add_argument(
-        "--profile", type=Path, metavar="FILE", help=f"default: {FILE} in --state-dir"
-    )
-    group.add_argument(
-        "--headroom",
-        type=_headroom,
-        default=HEADROOM,
-        metavar="X",
-        help=f"share of the load to be ready for beyond it (default: {HEADROOM:g})",
-    )
-    held = parser.add_argument_group("validation")
-    held.add_argument(
-        "--validate",
-        action="store_true",
-        help="predict loads, run them, and store the error in the profile (three, or --rate's)",
-    )
-    held.add_argument("--url", metavar="URL", help="server (default: the cluster that runs here)")
-    held.add_argument("--warmup-s", type=_above_zero(float), default=WARMUP_S, metavar="S")
-    held.add_argument("--duration-s", type=_above_zero(float), default=DURATION_S, metavar="S")
-    held.add_argument("--seed", type=int, default=SEED, metavar="N", help="of arrivals and prompts")
-
-
 def is_about_load(arguments: argparse.Namespace) -> bool:
     """Whether flags of this half were given."""
     names = ("ttft_ms", "tpot_ms", "e2e_ms", "rate", "card_tokens_per_s")
@@ -254,51 +215,30 @@ def _sla(arguments: argparse.Namespace) -> Sla | None:
         raise ConfigError("an SLA is --ttft-ms, and one of --tpot-ms and --e2e-ms")
     if (arguments.rate is None) == (arguments.concurrent is None):
         raise ConfigError("an SLA is for a load: name one of --rate and --concurrent")
-    output = arguments.output_tokens or OUTPUT_TOKENS
+    output = arguments.output_tokens
     if tpot is None:
         try:
             tpot = tpot_ms_of(ttft_ms=ttft, e2e_ms=e2e, output_tokens=output)
         except ValueError as odd:
             raise ConfigError(str(odd)) from odd
-    tokens = arguments.input_tokens or INPUT_TOKENS
+    tokens = arguments.input_tokens
     return Sla(ttft, tpot, tokens, output, arguments.concurrent, arguments.rate)
 
 
 def _load(arguments: argparse.Namespace) -> Load:
     return Load(
         arguments.rate,
-        arguments.input_tokens or INPUT_TOKENS,
-        arguments.output_tokens or OUTPUT_TOKENS,
+        arguments.input_tokens,
+        arguments.output_tokens,
         _cached(arguments),
     )
 
 
 def _cached(arguments: argparse.Namespace) -> int:
-    cached = arguments.cached_tokens or 0
-    tokens = arguments.input_tokens or INPUT_TOKENS
+    cached, tokens = arguments.cached_tokens, arguments.input_tokens
     if cached >= tokens:
         raise ConfigError(f"--cached-tokens ({cached}) must be below --input-tokens ({tokens})")
     return int(cached)
-
-
-def _above_zero(kind: type[int | float]) -> Any:  # noqa: ANN401 - what argparse takes
-    def read(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError as odd:
-            raise argparse.ArgumentTypeError(f"{text} is not a number") from odd
-        if not 0 < value < float("inf"):
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
-        return value
-
-    return read
-
-
-def _headroom(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 100:  # noqa: PLR2004 - a hundred times the load is a typing error
-        raise argparse.ArgumentTypeError(f"{text} is not a share, such as 0.2")
-    return value
 
 
 def _now() -> str:

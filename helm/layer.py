@@ -27,7 +27,7 @@ BYTES_MAX = 1 << 20
 
 def sources(build: str, root: Path = ROOT) -> list[Path]:
     """The files, by path."""
-    found = [root / "headwater", root / "LICENSE"]
+    found = [root / "headwater", root / "LICENSE", root / "pyproject.toml"]
     found += [root / "requirements" / name for name in LOCKS[build]]
     for package in PACKAGES:
         found += [path for path in (root / package).rglob("*") if path.suffix in SUFFIXES]

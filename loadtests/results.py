@@ -15,12 +15,13 @@ import platform
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from loadtests.version import version
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "loadtests" / "RESULTS.md"
@@ -140,7 +141,7 @@ class Setting:
             versions=(
                 f"Python {platform.python_version()}",
                 *(_version(name) for name in ("torch", "vllm", "ray", "numpy")),
-                f"headwater {_our_version()}",
+                f"headwater {version()}",
             ),
             revision=_revision(),
             load=_LOAD,
@@ -236,11 +237,6 @@ def _version(name: str) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return f"no {name}"
-
-
-def _our_version() -> str:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        return str(tomllib.load(file)["project"]["version"])
 
 
 def _revision() -> str:

@@ -1,4 +1,5 @@
-"""One module per subcommand: `SUMMARY`, `add_arguments(parser)`, `run(arguments) -> exit code`.
+"""One module per subcommand: `run(arguments) -> exit code`.
 
-cluster/cli.py imports only the one that was asked for, so that each starts at once.
+Options, summaries and examples are in cluster/cli_options.py and cluster/cli_commands.py, which
+need the standard library alone. cluster/cli.py imports only the module that was asked for.
 """

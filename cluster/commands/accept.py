@@ -20,40 +20,11 @@ from rich.table import Table
 from cluster import config_sources, running
 from cluster.accept_checks import Acceptance, Finding, Result, verdict
 from cluster.accept_client import HttpClient
-from cluster.credentials import KEY_VARIABLE
 from cluster.demo_client import LocalClient, Worker
 from cluster.errors import KillRefusedError
 
-SUMMARY = "check equality, hand-off, resume, bandwidth and ledger on the running cluster"
-SEEDS, SEEDS_MAX = 4, 1000
-FLOOR_GB_S = 0.1
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 STYLES = {Result.PASSED: "green", Result.FAILED: "bold red", Result.NOT_CHECKED: "yellow"}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="endpoint of another cluster (default: the one that runs here); API key, where one "
-        f"is needed, in {KEY_VARIABLE}",
-    )
-    parser.add_argument(
-        "--kill", action="store_true", help="kill a decode worker in mid-stream, to check resume"
-    )
-    parser.add_argument(
-        "--seeds", type=_seeds, default=SEEDS, metavar="N", help=f"prompts (default: {SEEDS})"
-    )
-    parser.add_argument(
-        "--floor-gb-s",
-        type=float,
-        default=FLOOR_GB_S,
-        metavar="X",
-        help=f"blocks that move slower fail the bandwidth check (default: {FLOOR_GB_S})",
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -112,10 +83,3 @@ def no_kill(worker: Worker) -> None:
     """In place of a kill where --url was given. Raises KillRefusedError."""
     message = f"{worker.worker} is another cluster's: run this where ./headwater serve runs"
     raise KillRefusedError(message)
-
-
-def _seeds(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= SEEDS_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not in 1..{SEEDS_MAX}")
-    return value

@@ -16,19 +16,9 @@ from cluster import config_sources, running
 from cluster.ask import Answer, ChatRequest, ChatStream, Message, get_json
 from cluster.errors import AnswerError
 
-SUMMARY = "talk with the running model; shows TTFT, tokens/s and cached tokens"
 PROMPT = "> "
 HELP = "/new forgets the conversation, /quit or Ctrl-D ends, Ctrl-C stops an answer."
 NEW, QUIT = "/new", "/quit"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("--endpoint", metavar="URL", help="instead of the one that runs here")
-    parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    parser.add_argument("--max-tokens", type=int, default=512, help="of one answer (default: 512)")
-    parser.add_argument("--temperature", type=float, default=0.2, help="0 is greedy (default: 0.2)")
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

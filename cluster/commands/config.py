@@ -15,16 +15,6 @@ from cluster import config_sources
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY = "show each configuration value with its source"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON, with descriptions")
-    form.add_argument("--yaml", action="store_true", help="as a complete configuration file")
-    config_sources.add_arguments(parser)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the configuration; raises ConfigError if it is not valid."""

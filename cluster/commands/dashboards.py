@@ -15,43 +15,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cluster.cli_options import GRAFANA_TOKEN_VARIABLE
 from cluster.errors import GrafanaError
 from cluster.grafana import Grafana, Remote, as_text, difference
 
-SUMMARY = "bring the dashboards to a Grafana, compare them, or fetch them from it"
-FOLDER = Path(__file__).resolve().parents[2] / "helm" / "dashboards"
-TOKEN_VARIABLE = "GRAFANA_TOKEN"  # noqa: S105 - its name
 PREFIX = "headwater-"  # of our uids; the rest is the file's name
 SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 DIFFERS = 1
 
 Body = dict[str, Any]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "what",
-        choices=("push", "diff", "pull"),
-        help="push: files to Grafana; diff: what push would change; pull: Grafana's to files",
-    )
-    parser.add_argument(
-        "--url",
-        default="http://127.0.0.1:3000",
-        help="the Grafana (default: http://127.0.0.1:3000)",
-    )
-    parser.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"holds a service account's token (default: the variable {TOKEN_VARIABLE}, or none)",
-    )
-    parser.add_argument(
-        "--folder", default="Headwater", help="title of the folder in Grafana, where it is made"
-    )
-    parser.add_argument(
-        "--dir", type=Path, default=FOLDER, help="the files (default: helm/dashboards)"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -143,7 +115,7 @@ def _read_files(folder: Path, *, may_be_empty: bool) -> dict[str, Body]:
 def _token(path: Path | None) -> str | None:
     """Raises GrafanaError where the file has none."""
     if path is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
+        return os.environ.get(GRAFANA_TOKEN_VARIABLE) or None
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as bad:

@@ -15,16 +15,6 @@ from cluster import config_sources, running
 from cluster.demo_client import LocalClient
 from cluster.demo_scenes import Stage, perform, scenes
 
-SUMMARY = "one minute, narrated: cold and warm, a shared prompt, a worker killed in mid-sentence"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "--no-kill", action="store_true", help="leave out the scene that kills a decode worker"
-    )
-    config_sources.add_arguments(parser)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Play it. Raises NotRunningError, which says how to start a cluster, and AnswerError."""

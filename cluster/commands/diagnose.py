@@ -23,25 +23,9 @@ from cluster.errors import NotRunningError
 if TYPE_CHECKING:
     from cluster.diagnosis.window import Window
 
-SUMMARY = "name what binds the running cluster now, with evidence and the setting to change"
-SECONDS = 5.0
-SECONDS_LEAST, SECONDS_MOST = 2.0, 600.0  # workers report at least once a second
 LOOK_INTERVAL_S = 0.25
 STATUS_PATH = "/headwater/status"
 LEDGER_PATH = "/headwater/ledger?scan=false&owners=false"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=SECONDS,
-        metavar="N",
-        help=f"how long to watch, {SECONDS_LEAST:g} to {SECONDS_MOST:g} (default: {SECONDS:g})",
-    )
-    parser.add_argument("--json", action="store_true", help="for machines, with all figures")
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,12 +76,3 @@ def _window(looks: list[Look], endpoint: str) -> Window:
             f"{endpoint} runs another version of Headwater than this command, or something else "
             f"({lacking}): restart it (./headwater stop, then ./headwater serve)"
         ) from lacking
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not SECONDS_LEAST <= value <= SECONDS_MOST:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not from {SECONDS_LEAST:g} to {SECONDS_MOST:g} s"
-        )
-    return value

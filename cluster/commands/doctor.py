@@ -12,19 +12,6 @@ from cluster import config_sources
 from cluster.machine_checks import IMPORTS, Finding, Level, judge
 from cluster.machine_facts import gather
 
-SUMMARY = "check this machine, and say what to do"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("--json", action="store_true", help="for machines")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="without importing ray, torch and vllm, which takes some seconds",
-    )
-    config_sources.add_arguments(parser)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; 1 if one is a failure. Raises ConfigError."""

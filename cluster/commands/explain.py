@@ -14,15 +14,6 @@ from cluster.ask import get_json
 from cluster.commands.status import fetch
 from cluster.errors import AnswerError
 
-SUMMARY = "tell what happened to a request (the id is in the header x-headwater-request)"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("request", nargs="?", help="its id; without one, the newest request")
-    parser.add_argument("--json", action="store_true", help="the whole record")
-    config_sources.add_arguments(parser)
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the story. Raises NotRunningError, and AnswerError for an unknown request."""

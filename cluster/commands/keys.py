@@ -10,20 +10,13 @@ import argparse
 import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 from cluster import config_sources
+from cluster.cli_options import KEY_LIMITS
 from cluster.config import keys_file_of
 from cluster.errors import KeysError
 from cluster.key_store import KeyStore
-from deployments.edge.keys import LIMIT_MAX, KeyEntry, KeyLimits, KeyScope
-
-SUMMARY = "make, list and revoke API keys: keys add NAME, keys list, keys revoke NAME"
-_LIMITS = {
-    "requests_per_min": "requests a minute",
-    "tokens_per_min": "tokens a minute, of prompts and answers",
-    "concurrent": "requests running at once",
-}
+from deployments.edge.keys import KeyEntry, KeyLimits, KeyScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +27,6 @@ class _Asked:
     tenant: str
     scope: KeyScope
     limits: KeyLimits
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="of the key: for add and revoke")
-    parser.add_argument(
-        "--tenant", metavar="NAME", help="add: keys of one tenant share cached blocks (NAME's own)"
-    )
-    parser.add_argument(
-        "--operator",
-        action="store_true",
-        help="add: opens what operators see too: status, ledger, explain, the live page",
-    )
-    for field, what in _LIMITS.items():
-        parser.add_argument(
-            f"--{field.replace('_', '-')}",
-            type=_limit,
-            metavar="N",
-            help=f"add: {what}, of each ingress (default: no limit)",
-        )
-    parser.add_argument(
-        "--file", type=Path, metavar="FILE", help="instead of the configuration's keys.file"
-    )
-    parser.add_argument("--json", action="store_true", help="list: for machines")
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _asked(arguments: argparse.Namespace) -> _Asked:
-    limits = KeyLimits(**{field: getattr(arguments, field) for field in _LIMITS})
+    limits = KeyLimits(**{field: getattr(arguments, field) for field in KEY_LIMITS})
     scope = KeyScope.OPERATOR if arguments.operator else KeyScope.API
     return _Asked(arguments.name, arguments.tenant or arguments.name, scope, limits)
 
@@ -112,7 +79,7 @@ def _as_json(store: KeyStore) -> str:
             "scope": entry.scope.value,
             "tenant": entry.tenant,
             "created": entry.created,
-            **{field: getattr(entry.limits, field) for field in _LIMITS},
+            **{field: getattr(entry.limits, field) for field in KEY_LIMITS},
         }
         for entry in store.entries()
     ]
@@ -137,17 +104,10 @@ def _row(entry: KeyEntry) -> tuple[str, str, str, str, str]:
     short = {"requests_per_min": "requests/min", "tokens_per_min": "tokens/min"}
     limits = [
         f"{value} {short.get(field, field)}"
-        for field in _LIMITS
+        for field in KEY_LIMITS
         if (value := getattr(entry.limits, field)) is not None
     ]
     return entry.name, entry.scope.value, entry.tenant, entry.created, ", ".join(limits) or "none"
-
-
-def _limit(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= LIMIT_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not in 1..{LIMIT_MAX}")
-    return value
 
 
 def _say(line: str) -> None:

@@ -16,39 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
+from cluster.cli_options import LESSONS_PAGE
 from cluster.errors import ClusterError, NotRunningError, PrerequisiteError
 
 if TYPE_CHECKING:
     from cluster.config import Config
     from loadtests.lessons.lesson import Lesson, Result
 
-SUMMARY = "inference explained, each answer measured here on a real engine"
-FOLDER = Path("results/lessons")
-PAGE = "lessons.html"
 # Not of the serving lock: the launcher adds requirements/plots.lock for this command.
 NEEDED = ("matplotlib", "jinja2")
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="lessons (default: all)")
-    parser.add_argument("--list", action="store_true", help="show the lessons and end")
-    parser.add_argument(
-        "--quick", action="store_true", help="shorter inputs, fewer repeats: under 20 s a lesson"
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=FOLDER,
-        metavar="FOLDER",
-        help=f"for {PAGE} and the data (default: ./{FOLDER})",
-    )
-    parser.add_argument(
-        "--from-data",
-        action="store_true",
-        help="measure nothing: make the page again from the data in FOLDER",
-    )
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         else _measured(lessons, folder, config, quick=arguments.quick)
     )
     failed = [result for result in results if result.error]
-    sys.stdout.write(f"Page: {(folder / PAGE).resolve()}\n")
+    sys.stdout.write(f"Page: {(folder / LESSONS_PAGE).resolve()}\n")
     if failed:
         names = ", ".join(result.lesson.NAME for result in failed)
         sys.stdout.write(f"{len(failed)} of {len(results)} lessons failed: {names}\n")
@@ -142,7 +118,7 @@ def _write(results: list[Result], folder: Path) -> None:
     from loadtests.lessons.lesson import write
     from loadtests.lessons.page import render
 
-    write(folder / PAGE, render(results))
+    write(folder / LESSONS_PAGE, render(results))
 
 
 def _tell(result: Result, seconds: float | None) -> None:

@@ -10,17 +10,10 @@ import argparse
 import os
 from collections.abc import Callable
 
-from cluster import config_sources, credentials, running
+from cluster import config_flags, config_sources, credentials, running
 from cluster.credentials import KEY_VARIABLE
 from loadtests.load import cli
 from loadtests.load.flags import Here
-
-SUMMARY = "load tests: run, replay, sweep, report, compare (see: headwater load --help)"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """For the help only: cluster/cli.py passes everything on as `load_arguments`."""
-    parser.add_argument("load_arguments", nargs="*", metavar="ARGUMENT")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
         ours += [] if value is None else [flag, value]
     words = _with_our_key(words)
     parser = argparse.ArgumentParser(add_help=False)
-    config_sources.add_arguments(parser)
+    config_flags.add_arguments(parser, "state-dir")
     return cli.main(words, find_here(parser.parse_args(ours)), prog="./headwater load")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,50 +18,8 @@ from cluster.errors import ModelError
 from cluster.plan_model import PlannedModel, find_model
 from loadtests.planner import memory_plan, textbook
 from loadtests.planner.memory import Device, KvLayout
-from loadtests.planner.shape import DTYPE_BYTES, UnknownShape
-from loadtests.planner.sizes import GIB, parse_size
+from loadtests.planner.shape import UnknownShape
 from loadtests.planner.weights import Weights, weights_of
-
-SUMMARY = "plan capacity: KV memory of a model, workers for an SLA"
-SHARE = 0.92  # as vLLM 0.32 takes it
-RESERVE_BYTES = 2 * GIB
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "--examples", action="store_true", help="the sums that texts print, done again"
-    )
-    parser.add_argument("--json", action="store_true", help="for machines")
-    memory = parser.add_argument_group("memory", "sizes name their unit: 80GB is 10^9, 80GiB 2^30")
-    memory.add_argument(
-        "--context", type=_count, nargs="+", metavar="N", help="tokens of a sequence"
-    )
-    memory.add_argument("--device-memory", type=_size, metavar="SIZE", help="of one device")
-    memory.add_argument("--kv-memory", type=_size, metavar="SIZE", help="a device's, for KV alone")
-    memory.add_argument(
-        "--kv-dtype", choices=["auto", *DTYPE_BYTES], default="auto", help="default: the model's"
-    )
-    memory.add_argument("--tp", type=_count, metavar="N", help="tensor-parallel ranks")
-    memory.add_argument("--block-tokens", type=_count, metavar="N", help="tokens of a KV block")
-    memory.add_argument("--weights", type=_size, metavar="SIZE", help="of the whole model")
-    memory.add_argument(
-        "--reserve",
-        type=_size,
-        default=RESERVE_BYTES,
-        metavar="SIZE",
-        help="of a device, for activations and the like (default: 2GiB, assumed)",
-    )
-    memory.add_argument(
-        "--memory-share",
-        type=_share,
-        default=SHARE,
-        metavar="X",
-        help=f"of a device that the engine may use (default: {SHARE:g})",
-    )
-    memory.add_argument("--concurrent", type=_count, metavar="N", help="requests at once")
-    plan_workers.add_arguments(parser)
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,28 +94,3 @@ def _print(arguments: argparse.Namespace, lines: list[str], data: dict[str, Any]
         sys.stdout.write(json.dumps({**data, "lines": lines}, indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _number(read: Callable[[str], Any], text: str) -> Any:  # noqa: ANN401 - what `read` gives
-    try:
-        return read(text)
-    except ValueError as odd:
-        raise argparse.ArgumentTypeError(str(odd)) from odd
-
-
-def _size(text: str) -> int:
-    return int(_number(parse_size, text))
-
-
-def _count(text: str) -> int:
-    value = int(_number(int, text))
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(_number(float, text))
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0 and at most 1")
-    return value

@@ -15,16 +15,6 @@ from cluster import config_sources
 from cluster.errors import ModelError
 from cluster.kv_room import check_kv_room
 
-SUMMARY = "fetch, convert and check the model, without starting anything"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    config_sources.add_arguments(parser)
-    parser.add_argument(
-        "--link", metavar="PATH", type=Path, help="a link to make that leads to the model's folder"
-    )
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Prepare it, and point the link at it. Raises ModelError, ConfigError."""

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster import config_sources, running
-from cluster.credentials import KEY_VARIABLE, OPERATOR_PATH, api_key
+from cluster.cli_options import PROFILE_FILE
+from cluster.credentials import OPERATOR_PATH, api_key
 from cluster.errors import AnswerError
 from loadtests.load.client import Target
 from loadtests.load.token_prompts import TokenIds, token_ids, vocabulary_size
@@ -26,39 +27,17 @@ from loadtests.planner.profile import Profile
 from loadtests.planner.server import card_of, connected
 from loadtests.results import Setting
 
-SUMMARY = "measure what plans are made from: prefill, decode step, hand-over"
-FILE = "profile.json"
 CONTEXT_TOKENS_MOST = 1 << 20
 # Where a server does not tell its vocabulary: all that is called a language model has these.
 USUAL_IDS = TokenIds(1000, 20_000)
 TIMEOUT_S = 120.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    parser.add_argument(
-        "--url",
-        metavar="URL",
-        help="another OpenAI-compatible server (default: the cluster that runs here); API key, "
-        f"where one is needed, in {KEY_VARIABLE}",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help=f"default: {FILE} in the state folder"
-    )
-    parser.add_argument("--quick", action="store_true", help="few points, each once")
-    parser.add_argument(
-        "--rounds", type=int, metavar="N", help="of each prompt length (default: 3)"
-    )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the prompts")
-    parser.add_argument("--json", action="store_true", help="for machines")
-    config_sources.add_arguments(parser)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Measure and save. Raises NotRunningError, and AnswerError where the server fails."""
     state_dir = config_sources.load(arguments).config.state.dir
     url = arguments.url or running.read(state_dir).endpoint
-    out: Path = arguments.out or state_dir / FILE
+    out: Path = arguments.out or state_dir / PROFILE_FILE
     grid = QUICK if arguments.quick else WHOLE
     if arguments.rounds is not None:
         if arguments.rounds < 1:

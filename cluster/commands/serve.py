@@ -25,15 +25,9 @@ from cluster.ray_token import place_of_token
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
 
-SUMMARY = "start the cluster and answer until Ctrl-C"
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_MARGIN_S = 60.0  # for agents, Serve and Ray to end
 QUESTION = "What is the capital of France, and what is it known for?"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    config_sources.add_arguments(parser)
 
 
 def say(line: str) -> None:

@@ -21,31 +21,11 @@ from cluster.ask import get_json
 from cluster.errors import AnswerError, NotRunningError
 from cluster.status_view import Snapshot, cached_share_of, draw, slabs_of
 
-SUMMARY = "show workers, requests and blocks of the running cluster"
 TIMEOUT_S = 10.0
 LIVE_TIMEOUT_S = 3.0  # a screen that stands for longer looks dead
-INTERVAL_MIN_S = 0.1
 HELD = ("workers", "requests")
 KEYS = {"workers", "requests", "cache", "directory", "admission", "degraded"}  # what is drawn
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="once, for machines")
-    form.add_argument("--once", action="store_true", help="once, also on a terminal")
-    form.add_argument(
-        "--interval",
-        type=_interval,
-        default=1.0,
-        metavar="S",
-        help="seconds between two looks on a terminal (default: 1)",
-    )
-    parser.add_argument(
-        "--ledger", action="store_true", help="all that is held, with owners and ages"
-    )
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -126,10 +106,3 @@ def _live(console: Console, shot: Snapshot, state_dir: Path, arguments: argparse
 
 def _flag(wanted: bool) -> str:  # noqa: FBT001
     return str(wanted).lower()
-
-
-def _interval(text: str) -> float:
-    value = float(text)
-    if not value >= INTERVAL_MIN_S:
-        raise argparse.ArgumentTypeError(f"{text} is below {INTERVAL_MIN_S} s")
-    return value

@@ -16,14 +16,8 @@ from cluster import config_sources, running
 from cluster.config import Config
 from cluster.errors import ClusterError, NotRunningError
 
-SUMMARY = "stop the running cluster"
 POLL_S = 0.1
 REPEAT_S = 10.0
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds this command's flags. Mutates the parser."""
-    config_sources.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from loadtests.planner.playing import Heard, play_at_random
 from loadtests.planner.predict import Layout, Load, Prediction, Stage, predict
 from loadtests.planner.profile import Profile
-from loadtests.planner.sla import Sla
+from loadtests.planner.sla import HEADROOM, Sla
 
 WORKERS_MOST = 4096
-HEADROOM = 0.2
 IDLE_RATE_PER_S = 1e-6
 JUST_BEYOND = 1.02
 ADDED_MOST = 8

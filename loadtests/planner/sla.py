@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+HEADROOM = 0.2
+"""Share of the load that a plan is ready for beyond it, unless told otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sla:

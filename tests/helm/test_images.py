@@ -48,7 +48,7 @@ def test_what_is_copied_is_there_and_is_what_the_layer_has(path: Path) -> None:
     build = path.suffix.removeprefix(".")
     assert all((ROOT / word).exists() for word in copied(path))
     locks = {f"requirements/{lock}" for lock in layer.LOCKS[build]}
-    assert {*copied(path)} == {"headwater", "LICENSE", *locks, *layer.PACKAGES}
+    assert {*copied(path)} == {"headwater", "LICENSE", "pyproject.toml", *locks, *layer.PACKAGES}
 
 
 def copied_files(path: Path) -> Iterator[str]:

@@ -54,7 +54,7 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     assert ended.value.code == 2
     shown = capsys.readouterr().err
     assert "start the cluster and answer until Ctrl-C" in shown
-    assert "usage: headwater" in shown
+    assert "usage: ./headwater" in shown
 
 
 @pytest.mark.parametrize(
@@ -62,10 +62,10 @@ def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str])
     [
         (("stauts",), "there is no command stauts (did you mean status?); see ./headwater --help"),
         (("fly",), "there is no command fly; see ./headwater --help"),
-        (("--prot",), "the following arguments are required: COMMAND; see ./headwater --help"),
+        (("--prot",), "there is no option --prot; see ./headwater --help"),
         (
             ("serve", "--prot", "9"),
-            "serve takes no --prot 9 (did you mean --port?); see ./headwater serve --help",
+            "serve takes no --prot (did you mean --port?); see ./headwater serve --help",
         ),
         (
             ("serve", "--prot=9"),

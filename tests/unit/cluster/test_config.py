@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cluster import config_sources
+from cluster import config_flags, config_sources
 from cluster.config import MIB, Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
@@ -24,7 +24,7 @@ def load(
     *words: str, environ: dict[str, str] | None = None, file: Path | None = None
 ) -> config_sources.Loaded:
     parser = argparse.ArgumentParser()
-    config_sources.add_arguments(parser)
+    config_flags.add_arguments(parser, *config_flags.FLAGS)
     arguments = parser.parse_args([*words, *(["--config", str(file)] if file else [])])
     return config_sources.load(arguments, environ or {})
 

@@ -40,7 +40,7 @@ def test_the_yaml_form_loads_back_to_the_same_configuration(
     assert cli.main(["config", "--yaml", "--served-name", "a: b", "--prefill-workers", "4"]) == 0
     written = tmp_path / "written.yaml"
     written.write_text(capsys.readouterr().out)
-    arguments = cli.build_parser("config").parse_args(["config", "--config", str(written)])
+    arguments = cli.parse(["config", "--config", str(written)])
     loaded = config_sources.load(arguments, {})
     assert loaded.config.model.served_name == "a: b"
     assert loaded.config.workers.prefill.replicas == 4

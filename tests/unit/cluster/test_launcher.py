@@ -8,12 +8,16 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from cluster.cli_commands import COMMANDS
+from loadtests.version import version
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -96,6 +100,10 @@ def clone(tmp_path: Path) -> Clone:
     shutil.copy(ROOT / "headwater", folder / "headwater")
     for name, entries in LOCKS.items():
         (folder / "requirements" / f"{name}.lock").write_text("\n".join(entries) + "\n")
+    commands = folder / "cluster" / "commands"
+    commands.mkdir(parents=True)
+    for name in COMMANDS:
+        (commands / f"{name}.py").touch()
     play = tmp_path / "play"
     play.mkdir()
     python = play / "python3.12"
@@ -344,6 +352,79 @@ def test_a_missing_system_library_is_named_with_its_package(clone: Clone) -> Non
     done = clone.run("config")
     assert done.returncode == 1
     assert "apt-get install libnuma1" in done.stderr
+
+
+# ---- answers that need no environment -----------------------------------------------------------
+
+
+@pytest.fixture
+def bare(clone: Clone, tmp_path: Path) -> Clone:
+    """A clone with the real code, and a real Python that has the standard library alone."""
+    shutil.rmtree(clone.folder / "cluster")
+    for name in ("cluster", "loadtests", "pyproject.toml"):
+        (clone.folder / name).symlink_to(ROOT / name)
+    python = tmp_path / "bare-python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -SB "$@"\n')
+    python.chmod(0o755)
+    return Clone(clone.folder, clone.calls, clone.environ | {"HEADWATER_PYTHON": str(python)})
+
+
+def without_installing(
+    clone: Clone, *words: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    before = sorted(clone.folder.rglob("*"))
+    done = clone.run(*words, **environ)
+    assert sorted(clone.folder.rglob("*")) == before
+    assert clone.installed() == []
+    return done
+
+
+def test_version_is_shown_without_installing(bare: Clone) -> None:
+    done = without_installing(bare, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"headwater {version()}\n", "")
+
+
+@pytest.mark.parametrize(("words", "code"), [(("--help",), 0), (("-h",), 0), ((), 2)])
+def test_help_is_shown_without_installing(words: tuple[str, ...], code: int, bare: Clone) -> None:
+    done = without_installing(bare, *words)
+    assert done.returncode == code
+    shown = done.stdout if code == 0 else done.stderr
+    assert {line.split()[0] for line in shown.splitlines() if line.startswith("  ")} >= {*COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_is_shown_without_installing(command: str, bare: Clone) -> None:
+    done = without_installing(bare, command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: ./headwater {command} ")
+    assert f"./headwater {command}" in done.stdout.partition("Examples:")[2]
+
+
+def test_help_after_other_options_installs_nothing(bare: Clone) -> None:
+    done = without_installing(bare, "serve", "--port", "9000", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [("stauts", "did you mean status?"), ("__init__", "there is no"), ("--prot", "there is no")],
+)
+def test_unknown_command_is_told_without_installing(word: str, told: str, bare: Clone) -> None:
+    done = without_installing(bare, word)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_help_words_of_pytest_and_load_tool_pass_through(clone: Clone) -> None:
+    for command in ("test", "load"):
+        done = clone.run(command, "run", "--help")
+        assert done.stdout.startswith(f"ran -P -m cluster.cli {command} run --help ")
+    assert "pytest==1" in clone.installed()
+
+
+def test_help_is_shown_by_a_python_without_venv(clone: Clone) -> None:
+    play(clone, "version", "3.14 has no venv")
+    assert without_installing(clone, "serve", "--help").returncode == 0
 
 
 def test_it_names_no_registry(clone: Clone) -> None:

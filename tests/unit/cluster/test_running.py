@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import running
+from cluster import cli, running
 from cluster.commands import stop
 from cluster.errors import NotRunningError, PrerequisiteError
 
@@ -61,9 +60,7 @@ def test_stop_with_an_address_leaves_alone_what_runs_here_for_another(
     monkeypatch.setattr(os, "kill", kill)
     for address in (None, "127.0.0.1:6379"):
         running.write(tmp_path, replace(me(), ray_address=address))
-        parser = argparse.ArgumentParser()
-        stop.add_arguments(parser)
-        words = ["--state-dir", str(tmp_path), "--address", "127.0.0.1:1"]
+        words = ["stop", "--state-dir", str(tmp_path), "--address", "127.0.0.1:1"]
         with pytest.raises((NotRunningError, PrerequisiteError), match="no Ray cluster answers"):
-            stop.run(parser.parse_args(words))
+            stop.run(cli.parse(words))
         assert running.read(tmp_path).ray_address == address
