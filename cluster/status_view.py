@@ -19,6 +19,16 @@ from cluster.held_view import NODE_CHARACTERS, held_lines
 Found = Mapping[str, Any]
 STATE_STYLES = {"ready": "green", "stalled": "bold red", "refused": "bold red"}
 OTHER_STATE_STYLE = "yellow"
+OUTCOMES = {"refused": "rejected"}  # words for people, where the field's name is another
+# Why a stream of block events went out of sync. "unknown_source" is left out: each worker that ran
+# before the ingress connected to it causes one, since its stream is joined in the middle.
+FIRST_CONTACT = "unknown_source"
+OUT_OF_SYNC = {
+    "digest": "differing digest",
+    "gap": "missing events",
+    "incarnation": "restarted writer",
+    "silent": "silent writer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +89,9 @@ def _figures(node: Found) -> dict[str, Any]:
 
 
 def _title(shot: Snapshot, when: str) -> Text:
-    text = Text.assemble((str(shot.status["model"]), "bold"), f" at {shot.endpoint}/v1")
+    status = shot.status
+    place = f" at {shot.endpoint}/v1 ({status['ingress']})"
+    text = Text.assemble((str(status["model"]), "bold"), place)
     return text.append(f"   {when}", style="dim") if when else text
 
 
@@ -143,11 +155,15 @@ def _count(worker: Found, name: str) -> str:
 def _lines(status: Found) -> list[str]:
     requests, places = status["requests"], status["admission"]
     flying = ", ".join(f"{n} {stage}" for stage, n in requests["in_flight"].items() if n)
-    ended = ", ".join(f"{n} {outcome}" for outcome, n in requests["outcomes"].items())
+    ended = ", ".join(
+        f"{n} {OUTCOMES.get(outcome, outcome)}" for outcome, n in requests["outcomes"].items()
+    )
     queue = (
         f"Queue: {places['in_flight']} of {places['limit']} places taken "
-        f"({places['slots']} are engine slots), {places['refused_total']} turned away."
+        f"({places['slots']} are engine slots)."
     )
+    if places["refused_total"]:
+        queue += f" {places['refused_total']} of the rejected requests found no free place."
     totals = (
         f"Hand-overs {requests['handovers_total']}, resumes {requests['resumes_total']}, "
         f"role fallbacks {requests['role_fallbacks_total']}."
@@ -204,12 +220,17 @@ def _directory_line(directory: Found) -> str:
 
 
 def _audits(directory: Found) -> str:
-    """How often the writers' digests were right, and how often their blocks were in doubt."""
-    doubts = directory["degraded_total"]
-    why = ", ".join(f"{n} {reason}" for reason, n in sorted(doubts.items()))
+    """How often the writers' digests were right, and how often their streams were out of sync."""
+    reasons = {
+        OUT_OF_SYNC.get(reason, reason): n
+        for reason, n in sorted(directory["degraded_total"].items())
+        if reason != FIRST_CONTACT
+    }
+    why = ", ".join(f"{n} {reason}" for reason, n in reasons.items())
     return (
         f"digests {directory['digests_equal_total']} equal, "
-        f"{directory['digests_differ_total']} different; in doubt: {why or 'never'}"
+        f"{directory['digests_differ_total']} different; "
+        + (f"out of sync since the start: {why}" if why else "never out of sync")
     )
 
 

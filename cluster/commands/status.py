@@ -24,7 +24,15 @@ from cluster.status_view import Snapshot, cached_share_of, draw, slabs_of
 TIMEOUT_S = 10.0
 LIVE_TIMEOUT_S = 3.0  # a screen that stands for longer looks dead
 HELD = ("workers", "requests")
-KEYS = {"workers", "requests", "cache", "directory", "admission", "degraded"}  # what is drawn
+KEYS = {
+    "ingress",
+    "workers",
+    "requests",
+    "cache",
+    "directory",
+    "admission",
+    "degraded",
+}  # what is drawn
 PIPE_COLUMNS = 1 << 16  # whoever reads a pipe wants whole lines
 
 

@@ -50,8 +50,8 @@ async def test_queue_caches_directory_and_what_is_degraded_show(
     await shown(page, stub)
     figures = (await page.text("#figures")).replace("\n", " ")
     assert "Requests now 1 prefill, 3 decode" in figures
-    assert "4 of 40 places taken, 32 of them engine slots; 6 turned away" in figures
-    assert "12 finished, 1 cancelled, 0 refused, 0 failed" in figures
+    assert "4 of 40 places taken, 32 of them engine slots; 6 of the rejected" in figures
+    assert "12 finished, 1 cancelled, 0 rejected, 0 failed" in figures
     assert "– of 0 prompt tokens in the last minute; 25 % of 400 in all" in figures
     assert "52 of 100,000 blocks known" in figures
     assert "Autoscaling decode 2, of 1 to 3; up: KV 91 % full" in figures
@@ -62,7 +62,7 @@ async def test_queue_caches_directory_and_what_is_degraded_show(
     assert "engine:decode-1: 8 blocks" in sources and "degraded (gap)" in sources
     told = await page.text("#directory-told")
     assert told == (
-        "Directory heard 0.3 s ago; digests 31 equal, 1 different; in doubt: 2 gap, 1 digest."
+        "Directory heard 0.3 s ago; digests 31 equal, 1 different; out of sync: 2 gap, 1 digest."
     )
     assert "directory does not answer" in await page.text("#degraded")
     assert await page.value("document.title") == "Degraded – Headwater live"

@@ -75,15 +75,19 @@ export function showSlabs(nodes) {
 function showFigures(status) {
   const { requests, admission, cache, audits, router } = status;
   const flying = Object.entries(requests.in_flight).filter(([, n]) => n);
-  const ended = Object.entries(requests.outcomes).map(([how, n]) => `${count(n)} ${how}`);
+  const ended = Object.entries(requests.outcomes).map(
+    ([how, n]) => `${count(n)} ${how === "refused" ? "rejected" : how}`,
+  );
   const audited = Object.entries(audits.outcomes).map(([how, n]) => `${count(n)} ${how}`);
   const figures = [
     ["Requests now", flying.map(([stage, n]) => `${count(n)} ${stage}`).join(", ") || "none"],
     [
       "Queue",
       `${count(admission.in_flight)} of ${count(admission.limit)} places taken, ` +
-        `${count(admission.slots)} of them engine slots; ${count(admission.refused_total)} ` +
-        "turned away",
+        `${count(admission.slots)} of them engine slots` +
+        (admission.refused_total
+          ? `; ${count(admission.refused_total)} of the rejected requests found no free place`
+          : ""),
     ],
     ["Ended", ended.join(", ")],
     [
@@ -154,12 +158,16 @@ function showDirectory(directory) {
       setData(row.lastElementChild, "state", source.freshness);
     },
   );
-  const doubts = Object.entries(directory.degraded_total).map(([why, n]) => `${n} ${why}`);
+  // "unknown_source" is no trouble: a worker that ran before this ingress connected to it.
+  const troubles = Object.entries(directory.degraded_total)
+    .filter(([why]) => why !== "unknown_source")
+    .map(([why, n]) => `${n} ${why}`);
   const heard = age === null ? "not heard from" : `heard ${seconds(age)} ago`;
   setText(
     byId("directory-told"),
     `Directory ${heard}; ${directory.sources.length ? "" : "no blocks yet; "}` +
       `digests ${count(directory.digests_equal_total)} equal, ` +
-      `${count(directory.digests_differ_total)} different; in doubt: ${doubts.join(", ") || "never"}.`,
+      `${count(directory.digests_differ_total)} different; ` +
+      `${troubles.length ? `out of sync: ${troubles.join(", ")}` : "never out of sync"}.`,
   );
 }

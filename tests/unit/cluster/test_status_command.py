@@ -90,6 +90,7 @@ def test_what_the_autoscaler_decided_last_has_a_line_with_its_reason_and_the_las
 
 def test_each_worker_has_a_row_with_its_figures() -> None:
     lines = drawn(node())
+    assert lines[0] == "m at http://x/v1 (ingress-1)"
     assert row_of(lines, "WORKER")[:4] == ["WORKER", "ROLE", "STATE", "PID"]
     figures = ["4711", "2", "5", "777", "120/135", "31", "17", "25", "%"]
     assert row_of(lines, "decode-1") == ["decode-1", "decode", "ready", *figures]
@@ -160,19 +161,33 @@ def test_a_node_whose_agent_is_silent_is_told_in_its_row() -> None:
 def test_requests_queue_cache_and_directory_have_a_line_each() -> None:
     told = "\n".join(drawn(node()))
     assert "Requests now: 1 prefill, 3 decode. Ended: 12 finished, 1 cancelled" in told
-    assert "Queue: 4 of 40 places taken (32 are engine slots), 6 turned away." in told
+    assert "Queue: 4 of 40 places taken (32 are engine slots). 6 of the rejected" in told
     assert "Cached: 25 % of 400 prompt tokens; in the last minute - of 0." in told
     assert "Hand-overs 9, resumes 2, role fallbacks 0." in told
     assert f"Directory: heard 0.3 s ago; slab:{NODE[:8]} 44 blocks exact, engine:decode-1" in told
-    assert "; digests 31 equal, 1 different; in doubt: 1 digest, 2 gap." in told
+    assert "; digests 31 equal, 1 different; out of sync since the start: " in told
+    assert ": 1 differing digest, 2 missing events." in told
 
 
-def test_a_writer_in_doubt_is_told_with_its_reason() -> None:
+def test_stream_out_of_sync_is_shown_with_its_reason() -> None:
     source = {"source": "engine:d1", "blocks": 8, "freshness": "degraded", "reason": "digest"}
     known = status()["directory"] | {"sources": [source], "degraded_total": {}}
     told = "\n".join(drawn(directory=known))
     assert "engine:d1 8 blocks degraded (digest); digests 31 equal" in told
-    assert "in doubt: never." in told
+    assert "never out of sync." in told
+
+
+def test_streams_that_were_joined_late_are_no_trouble() -> None:
+    known = status()["directory"] | {"degraded_total": {"unknown_source": 2}}
+    told = "\n".join(drawn(directory=known))
+    assert "unknown_source" not in told
+    assert "never out of sync." in told
+
+
+def test_queue_that_rejected_nothing_does_not_mention_it() -> None:
+    told = "\n".join(drawn(admission=status()["admission"] | {"refused_total": 0}))
+    assert "Queue: 4 of 40 places taken (32 are engine slots).\n" in told
+    assert "0 rejected, 0 failed." in told
 
 
 def test_a_directory_that_is_not_heard_and_degradations_are_told() -> None:
