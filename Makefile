@@ -1,10 +1,10 @@
-# For developers. Everything runs in .venv, which `./headwater test` makes.
+# For developers. Everything runs in .venv, which `make environment` and `./headwater test` make.
 VENV ?= $(if $(HEADWATER_VENV),$(HEADWATER_VENV),.venv)
 PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments helm kvcache loadtests router requirements tests
 
-.PHONY: help check lint format format-check types imports unit sim test e2e chaos test-nodes test-helm chart-docs chart-layer \
+.PHONY: help check environment lint format format-check types imports unit sim test e2e chaos test-nodes test-helm chart-docs chart-layer \
         agreement bench lock clean
 
 # BENCH: flags of loadtests.bench, such as BENCH="--only slab".
@@ -13,7 +13,11 @@ BENCH ?=
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-13s %s\n", $$1, $$2}' Makefile
 
-check: lint types imports unit  ## everything that needs no engine; under three minutes
+check: environment  ## everything that needs no engine; under three minutes, in a clean clone after installing
+	$(MAKE) lint types imports unit
+
+environment:  ## what checks and tests need, installed by the launcher
+	HEADWATER_ONLY_INSTALL=1 HEADWATER_VENV="$(VENV)" ./headwater test
 
 lint: format-check  ## ruff: format and all rules
 	$(PYTHON) -m ruff check $(SOURCES)
@@ -27,8 +31,7 @@ format:  ## let ruff format and mend what it can
 
 types:  ## mypy, strict
 	$(PYTHON) -m mypy
-	$(PYTHON) -m mypy requirements/lock.py
-	$(PYTHON) -m mypy helm/generate.py helm/layer.py helm/files/question.py
+	$(PYTHON) -m mypy requirements/lock.py helm/generate.py helm/layer.py helm/files/question.py
 
 imports:  ## who may import whom
 	$(VENV)/bin/lint-imports

@@ -31,7 +31,8 @@ PYTHON = r"""
         -V) echo Python 3.12.0 ;;
         -m\ venv*)
             for last; do :; done
-            mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+            mkdir -p "$last/bin" && cp "$0" "$last/bin/python"
+            cp "$0" "$last/bin/lint-imports" ;;
         *cpu-torch.lock)
             [ ! -e "$PLAY/no-cpu-torch" ] ||
                 { echo "ERROR: No matching distribution found for torch==2.13.0+cpu"; exit 1; }
@@ -352,6 +353,25 @@ def test_a_missing_system_library_is_named_with_its_package(clone: Clone) -> Non
     done = clone.run("config")
     assert done.returncode == 1
     assert "apt-get install libnuma1" in done.stderr
+
+
+def test_only_installing_runs_nothing(clone: Clone) -> None:
+    done = clone.run("test", HEADWATER_ONLY_INSTALL="1")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "pytest==1" in clone.installed()
+    again = clone.run("test", HEADWATER_ONLY_INSTALL="1")
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    assert clone.installed() == []
+
+
+def test_check_in_a_clean_clone_installs_what_it_needs(clone: Clone) -> None:
+    shutil.copy(ROOT / "Makefile", clone.folder)
+    done = clone.run_as(["make", "check"], clone.folder)
+    assert done.returncode == 0, done.stderr
+    assert "pytest==1" in clone.installed()
+    ran = [line.split() for line in done.stdout.splitlines() if line.startswith("ran ")]
+    steps = [words[2] if words[1] == "-m" else "imports" for words in ran]
+    assert steps == ["ruff", "ruff", "mypy", "mypy", "imports", "pytest"]
 
 
 # ---- answers that need no environment -----------------------------------------------------------
