@@ -23,8 +23,9 @@ PROGRAM = "./headwater"
 HELP_FLAGS = ("-h", "--help")
 EXAMPLES = (
     ("serve", "start; the first run installs everything"),
-    ("serve FOLDER_OR_HUB_NAME", "another model"),
+    ("serve FOLDER_OR_HUB_NAME --detach", "another model, in the background"),
     ("chat", "talk with it"),
+    ("logs decode-abcdefgh -f", "follow the log of a worker that status shows"),
     ("stop", "end it"),
 )
 EXIT_USAGE = 2

@@ -35,6 +35,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
                 ("serve", "the bundled model, at http://127.0.0.1:8000/v1"),
                 ("serve ./my-model --port 9000", "a folder, or a hub name such as owner/name"),
                 ("serve --decode-workers 2", ""),
+                ("serve --detach", "in the background; ./headwater stop ends it"),
             ),
         ),
         Command(
@@ -72,6 +73,16 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
                 ("status", "live, until Ctrl-C"),
                 ("status --once --ledger", "once, with all that is held"),
                 ("status --json", "for machines"),
+            ),
+        ),
+        Command(
+            "logs",
+            "show the logs of the running cluster: serve's own, or a worker's",
+            options.logs,
+            (
+                ("logs", "what serve says"),
+                ("logs decode-abcdefgh", "a worker, by its name in ./headwater status"),
+                ("logs decode -f", "all decode workers, also those that replace them"),
             ),
         ),
         Command(

@@ -43,6 +43,11 @@ DASHBOARDS_FOLDER = ROOT / "helm" / "dashboards"
 
 
 def serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="return once the cluster is ready or has failed; it goes on in the background",
+    )
     config_flags.add_arguments(parser, *config_flags.FLAGS, model_positional=True)
 
 
@@ -81,6 +86,20 @@ def status(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ledger", action="store_true", help="all that is held, with owners and ages"
+    )
+    config_flags.add_arguments(parser, "state-dir")
+
+
+def logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="WORKER",
+        help="a worker or ingress as status names it, or all of a role: prefill, decode, ingress; "
+        "without one, what serve says",
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on until Ctrl-C or the cluster's end"
     )
     config_flags.add_arguments(parser, "state-dir")
 

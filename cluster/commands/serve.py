@@ -1,4 +1,4 @@
-"""`headwater serve`: the cluster, answering, until Ctrl-C."""
+"""`headwater serve`: the cluster, answering, until Ctrl-C or, in the background, until stop."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster import config_sources, running
+from cluster import config_sources, running, serve_output
 from cluster.ask import ask
 from cluster.config import Config, keys_are_set, keys_file_of
 from cluster.credentials import KEY_VARIABLE
@@ -52,16 +53,21 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(running.only_one(config.state.dir))
+            ready = None
+            if arguments.detach:
+                ready = serve_output.detach(config.state.dir)
+            else:
+                stack.enter_context(serve_output.kept(config.state.dir))
             if not is_behind_proxy(config):
                 stack.enter_context(held(config.http.host, *config.http.ports))
-            _run(config, began_s)
+            _run(config, began_s, ready)
     finally:  # whoever calls this function goes on
         for number, handler in before.items():
             signal.signal(number, handler)
     return 0
 
 
-def _run(config: Config, began_s: float) -> None:
+def _run(config: Config, began_s: float, ready: Callable[[], None] | None) -> None:
     from cluster import launch
     from cluster.local_ray import ray_cluster
     from cluster.model_store import prepare_model
@@ -80,7 +86,7 @@ def _run(config: Config, began_s: float) -> None:
         try:
             me = _myself(config, cluster, began_serve=began_serve)
             running.write(config.state.dir, me)
-            _serve(config, Path(model.path), secret, me, began_s)
+            _serve(config, Path(model.path), secret, me, began_s, ready)
             signal.pause()
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
@@ -112,7 +118,12 @@ def _myself(config: Config, cluster: RayCluster, *, began_serve: bool) -> runnin
 
 
 def _serve(
-    config: Config, model_path: Path, secret: Path, me: running.Running, began_s: float
+    config: Config,
+    model_path: Path,
+    secret: Path,
+    me: running.Running,
+    began_s: float,
+    ready: Callable[[], None] | None,
 ) -> None:
     from cluster import launch
 
@@ -125,6 +136,11 @@ def _serve(
     answer = ask(me.endpoint, config.model.served, QUESTION, sys.stdout.write)
     say(f"\n   (first token after {answer.ttft_s * 1e3:.0f} ms; request {answer.trace_id})\n")
     _show(config, me.endpoints, me.dashboard, answer.trace_id)
+    if ready is None:
+        say("            ./headwater stop      (or Ctrl-C here)")
+    else:
+        say("            ./headwater stop")
+        ready()
 
 
 def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id: str) -> None:
@@ -159,7 +175,7 @@ def _show(config: Config, endpoints: list[str], dashboard: str | None, trace_id:
     say(f"              -H 'content-type: application/json' -d '{body}'")
     say("Next:       ./headwater status")
     say(f"            ./headwater explain {trace_id}")
-    say("            ./headwater stop      (or Ctrl-C here)")
+    say("            ./headwater logs -f")
 
 
 def _listen_to_signals() -> None:
