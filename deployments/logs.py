@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 
 OURS = ("headwater", "kvcache", "router", "deployments")
 ROOT_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"  # of that package
@@ -24,6 +25,8 @@ def log_here() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         if not is_taken_care_of and not logger.handlers:
-            handler = logging.StreamHandler()
+            # Not sys.stderr: in a replica Serve puts its own logger there, whose handler loses its
+            # file as soon as vLLM configures logging (dictConfig closes every existing handler).
+            handler = logging.StreamHandler(sys.__stderr__)
             handler.setFormatter(logging.Formatter(FORMAT))
             logger.addHandler(handler)

@@ -48,6 +48,21 @@ def test_our_lines_are_written_from_info_on() -> None:
     assert said_by("from deployments.logs import log_here; log_here()") == LINES
 
 
+def test_lines_of_a_serve_replica_survive_vllms_logging() -> None:
+    # As in a replica: Serve's logger in the place of stderr, then vLLM's dictConfig.
+    serve = """import logging.config, logging.handlers, sys
+from ray.serve._private.logging_utils import StreamToLogger
+logger = logging.getLogger("ray.serve")
+logger.propagate = False
+logger.setLevel("INFO")
+logger.addHandler(logging.handlers.MemoryHandler(1, target=logging.StreamHandler()))
+sys.stderr = StreamToLogger(logger, logging.INFO, sys.stderr)
+from deployments.logs import log_here
+log_here()
+logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})"""
+    assert said_by(serve) == LINES
+
+
 @pytest.mark.full
 def test_where_the_root_writes_each_line_is_written_once() -> None:
     root = "logging.basicConfig(format='%(levelname)s %(asctime)s %(name)s: %(message)s')"
