@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cluster.config_keys import KEYS_FILE, KeysConfig
 from cluster.config_links import LinksConfig
 from cluster.config_scaling import ScalingConfig
-from cluster.config_section import DRAIN_MARGIN_S, Section
+from cluster.config_section import AUTO, DRAIN_MARGIN_S, Section, unresolved
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
@@ -59,11 +59,12 @@ class ModelConfig(Section):
         min_length=1,
         description="Commit, tag or branch of a hub model. Name a commit, or a restart may differ.",
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="bfloat16",
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default=AUTO,
         description=(
-            "Precision of weights and KV. float32 doubles both and makes answers of different "
-            "batchings equal."
+            "Precision of weights and KV. auto: bfloat16 where every node's CPU computes it "
+            "natively (amx_bf16, avx512_bf16, Arm's bf16), else float32; on GPUs the checkpoint's. "
+            "float32 doubles weights and KV, and makes answers of different batchings equal."
         ),
     )
     max_model_len: int = Field(
@@ -75,6 +76,13 @@ class ModelConfig(Section):
             "at least one such request (engine.kv_cache_mib)."
         ),
     )
+
+    @property
+    def resolved_dtype(self) -> str:
+        """Never auto: cluster/auto_values.py has to come first. Raises ConfigError."""
+        if self.dtype == AUTO:
+            raise unresolved("model.dtype")
+        return self.dtype
 
     @property
     def served(self) -> str:

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from cluster.config import MIB, Config
 from cluster.errors import ConfigError
+from cluster.model_store import ModelFigures
 
 
-def check_kv_room(config: Config, kv_bytes_per_token: int) -> None:
+def check_kv_room(config: Config, model: ModelFigures) -> None:
     """Raises ConfigError if an engine's KV cache is too small for one request of full length.
 
-    The engine would refuse too, half a minute later and inside a worker. A size of 0 means that
-    the model's config does not tell.
+    The engine would refuse too, half a minute later and inside a worker. A model whose figures are
+    not known is not judged.
     """
-    needed_mib = -(-config.model.max_model_len * kv_bytes_per_token // MIB)
+    token_bytes = model.kv_bytes_per_token(config.model.resolved_dtype)
+    needed_mib = -(-config.model.max_model_len * token_bytes // MIB)
     if needed_mib > config.engine.kv_cache_mib:
         message = (
             f"engine.kv_cache_mib is {config.engine.kv_cache_mib}, but one request of "

@@ -240,7 +240,7 @@ def check_model(facts: Facts, config: Config) -> Verdict:
             "package comes back when .venv is removed"
         )
     try:
-        check_kv_room(config, model.kv_bytes_per_token)
+        check_kv_room(config, model.figures)
     except ConfigError as error:
         return Level.FAILURE, str(error)
     if model.is_here:
@@ -355,7 +355,7 @@ def _mapped_bytes(facts: Facts, config: Config) -> int:
 
 def _weights_bytes(facts: Facts, config: Config) -> int:
     stored = facts.model.weights_bytes or BUNDLED_WEIGHTS_BYTES
-    return stored * FLOAT_BYTES[config.model.dtype] // FLOAT_BYTES["bfloat16"]
+    return stored * FLOAT_BYTES[config.model.resolved_dtype] // FLOAT_BYTES["bfloat16"]
 
 
 def _elsewhere(config: Config) -> str:

@@ -9,6 +9,7 @@ HTTP.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -66,7 +67,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: dict[str, Any], model: str, name: str) -> Limits:
-        """Headwater's own, from what `config --yaml` prints."""
+        """Headwater's own, as product_config reads them."""
         engine = config["engine"]
         return cls(
             model=model,
@@ -113,15 +114,22 @@ class Side:
 
 
 def product_config() -> dict[str, Any]:
-    """The configuration that `headwater serve` is going to use here."""
+    """The configuration that `headwater serve` is going to use here, with no value left auto."""
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "config", "--yaml"],
+        [sys.executable, "-m", "cluster.cli", "config", "--json"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(yaml.safe_load(done.stdout))
+    found: dict[str, Any] = {}
+    for key, told in json.loads(done.stdout).items():
+        *sections, name = key.split(".")
+        branch = found
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[name] = told.get("resolved", told["value"])
+    return found
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from cluster import config_sources
+from cluster.auto_values import resolve
 from cluster.machine_checks import IMPORTS, Finding, Level, judge
 from cluster.machine_facts import gather
 
@@ -33,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(
             "Importing ray, torch and vllm as serve will (--quick leaves it out) ...\n"
         )
-    findings = judge(gather(config, imports=not arguments.quick), config)
+    facts = gather(config, imports=not arguments.quick)
+    resolved = resolve(config, [facts.node], facts.model.figures)
+    findings = judge(facts, resolved.config)
     if arguments.quick:
         findings = [finding for finding in findings if finding.check != IMPORTS]
     failed = any(finding.level is Level.FAILURE for finding in findings)

@@ -14,8 +14,10 @@ from cluster import config_sources
 from cluster.config import MIB, Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
+from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from deployments.links.frames import REQUEST_BODY_BYTES_MAX
 from router.settings import RouterSettings
+from tests.fakes.nodes import resolved
 
 SMOLLM2_KV_BYTES_PER_TOKEN = 23_040
 
@@ -240,11 +242,11 @@ def test_the_folders_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_kv_cache_too_small_for_one_request_is_refused_with_what_it_takes() -> None:
-    check_kv_room(Config(), SMOLLM2_KV_BYTES_PER_TOKEN)
-    check_kv_room(Config(), 0)
-    small = load("--kv-mib", "100").config
+    check_kv_room(resolved(Config()), BUNDLED_FIGURES)
+    check_kv_room(resolved(Config()), ModelFigures())
+    small = resolved(load("--kv-mib", "100").config)
     with pytest.raises(ConfigError, match="takes 180 MiB"):
-        check_kv_room(small, SMOLLM2_KV_BYTES_PER_TOKEN)
+        check_kv_room(small, BUNDLED_FIGURES)
 
 
 def test_resources_of_a_role_come_from_file_environment_and_flag(yaml_file: Path) -> None:

