@@ -224,7 +224,7 @@ def _engine(args: BuildArguments, role: Role) -> EngineSettings:
         dtype=config.model.resolved_dtype,
         max_model_len=config.model.max_model_len,
         block_size=config.engine.block_size_tokens,
-        kv_cache_bytes=config.engine.kv_cache_mib * MIB,
+        kv_cache_bytes=config.engine.kv_cache_bytes,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         enforce_eager=config.engine.enforce_eager,

@@ -10,12 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.config import Config
+from cluster.config import (
+    KV_MEMORY_SHARE,
+    KV_MIB_MAX,
+    KV_MIB_MIN,
+    KV_SEQUENCE_TOKENS,
+    MIB,
+    Config,
+)
 from cluster.config_section import AUTO
+from cluster.kv_room import kv_mib
 from cluster.model_store import FLOAT_BYTES, ModelFigures
 from cluster.node_facts import NodeFacts
 
 CONFIGURED = "configured"
+KV_UNKNOWN_MIB = 256  # in two-byte precisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +49,7 @@ class Resolved:
 
 def has_auto(config: Config) -> bool:
     """Whether anything is left to be chosen."""
-    return config.model.dtype == AUTO
+    return AUTO in {config.model.dtype, config.engine.kv_cache_mib}
 
 
 def configured(config: Config) -> Choices:
@@ -56,10 +65,17 @@ def in_words(choices: Choices) -> str:
 def resolve(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures) -> Resolved:
     """Choose what is auto. One choice serves all nodes: they share blocks."""
     dtype = _dtype(config, nodes, model)
-    chosen = config.model_copy(
-        update={"model": config.model.model_copy(update={"dtype": dtype.value})}
-    )
-    return Resolved(chosen, {"model.dtype": dtype}, _warnings(config, nodes))
+    kv = _kv(config, nodes, model, str(dtype.value))
+    choices = {"model.dtype": dtype, "engine.kv_cache_mib": kv}
+    return Resolved(_with(config, choices), choices, _warnings(config, nodes))
+
+
+def _with(config: Config, choices: Choices) -> Config:
+    for key, choice in choices.items():
+        section, _, name = key.partition(".")
+        changed = getattr(config, section).model_copy(update={name: choice.value})
+        config = config.model_copy(update={section: changed})
+    return config
 
 
 def _dtype(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures) -> Choice:
@@ -75,6 +91,41 @@ def _dtype(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures) -> C
         return Choice("float32", f"{_names(without)} does not compute bfloat16 natively")
     flags = sorted({node.native.get("bfloat16", "unknown flags") for node in nodes})
     return Choice("bfloat16", f"computed natively ({', '.join(flags)})")
+
+
+def _kv(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures, dtype: str) -> Choice:
+    """One request of full length always; more within the share of each node's free memory."""
+    engine, full = config.engine, config.model.max_model_len
+    if engine.kv_cache_mib != AUTO:
+        return Choice(engine.kv_cache_mib, CONFIGURED)
+    needed = kv_mib(full, dtype, model)
+    if not needed:
+        unknown = KV_UNKNOWN_MIB * FLOAT_BYTES[dtype] // FLOAT_BYTES["bfloat16"]
+        return Choice(unknown, "the model's KV size is not known")
+    wanted = kv_mib(full + engine.max_num_seqs * KV_SEQUENCE_TOKENS, dtype, model)
+    shares = [
+        int(node.memory.available_bytes * KV_MEMORY_SHARE) // MIB // workers
+        for node, workers in zip(nodes, _workers_by_node(config, nodes), strict=True)
+        if workers and not node.has_gpu  # whose KV cache is not in the node's own memory
+    ]
+    value = max(needed, min([wanted, *shares]))
+    why = f"one request of {full} tokens and {engine.max_num_seqs} of {KV_SEQUENCE_TOKENS}"
+    if value < wanted:
+        why = f"{KV_MEMORY_SHARE:.0%} of the free memory"
+        if value == needed:
+            why = f"one request of {full} tokens, more than {why} holds"
+    return Choice(min(max(value, KV_MIB_MIN), KV_MIB_MAX), why)
+
+
+def _workers_by_node(config: Config, nodes: Sequence[NodeFacts]) -> list[int]:
+    """The most workers that each node may get where Ray spreads them."""
+    counts = [0] * len(nodes)
+    for role in (config.workers.prefill, config.workers.decode):
+        fitting = [n for n, node in enumerate(nodes) if role.resources.keys() <= node.resources]
+        places = fitting or range(len(nodes))  # a cluster that is started here offers them
+        for place in places:
+            counts[place] += -(-role.most // len(places))
+    return counts
 
 
 def _warnings(config: Config, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config_keys import KEYS_FILE, KeysConfig
 from cluster.config_links import LinksConfig
 from cluster.config_scaling import ScalingConfig
-from cluster.config_section import AUTO, DRAIN_MARGIN_S, Section, unresolved
+from cluster.config_section import (
+    AUTO,
+    AUTO_OR_NUMBER,
+    DRAIN_MARGIN_S,
+    NUMBER,
+    AutoValue,
+    Section,
+    unresolved,
+)
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
@@ -25,6 +33,9 @@ BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
 MIB = 1 << 20
+KV_MIB_MIN, KV_MIB_MAX = 16, 1 << 20
+KV_SEQUENCE_TOKENS = 512
+KV_MEMORY_SHARE = 0.25
 PORT_MAX = 65535
 
 
@@ -102,13 +113,16 @@ class EngineConfig(Section):
             "prefix, and cost more bookkeeping."
         ),
     )
-    kv_cache_mib: int = Field(
-        default=256,
-        ge=16,
-        le=1 << 20,
+    kv_cache_mib: Annotated[
+        AutoValue | Annotated[int, Field(ge=KV_MIB_MIN, le=KV_MIB_MAX), NUMBER], AUTO_OR_NUMBER
+    ] = Field(
+        default=AUTO,
         description=(
             "KV cache of one engine, in MiB. More holds more requests at once; "
-            f"{BUNDLED_MODEL} takes 22.5 KiB a token in bfloat16."
+            f"{BUNDLED_MODEL} takes 22.5 KiB a token in bfloat16. auto: one request of "
+            f"model.max_model_len and {KV_SEQUENCE_TOKENS} tokens for each of max_num_seqs, of "
+            f"which all engines of a node take at most {KV_MEMORY_SHARE:.0%} of its free memory, "
+            "but always one request of full length."
         ),
     )
     max_num_seqs: int = Field(
@@ -133,6 +147,13 @@ class EngineConfig(Section):
             "of start, and needs a compiler."
         ),
     )
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Never auto: cluster/auto_values.py has to come first. Raises ConfigError."""
+        if self.kv_cache_mib == AUTO:
+            raise unresolved("engine.kv_cache_mib")
+        return self.kv_cache_mib * MIB
 
     @model_validator(mode="after")
     def _a_step_holds_its_requests(self) -> Self:

@@ -10,9 +10,10 @@ from cluster.errors import ConfigError
 
 AUTO: Final = "auto"
 # For Annotated[AutoValue | Annotated[int, Field(ge=..., le=...), NUMBER], AUTO_OR_NUMBER].
-AutoValue = Annotated[Literal["auto"], Tag("auto")]
+AUTO_TAGS = (AUTO, "number")
+AutoValue = Annotated[Literal["auto"], Tag(AUTO)]
 NUMBER = Tag("number")
-AUTO_OR_NUMBER = Discriminator(lambda value: "auto" if value == AUTO else "number")
+AUTO_OR_NUMBER = Discriminator(lambda value: AUTO if value == AUTO else "number")
 DRAIN_MARGIN_S = 15.0  # from the end of a replica's own time to finish until Serve kills it
 
 

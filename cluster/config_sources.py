@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cluster.config import Config
+from cluster.config_section import AUTO_TAGS
 from cluster.errors import ConfigError
 
 if typing.TYPE_CHECKING:
@@ -242,7 +243,7 @@ def _validate(gathered: _Gathered) -> Config | None:
         return Config.model_validate(tree)
     except ValidationError as error:
         for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"])
+            key = ".".join(str(part) for part in item["loc"] if part not in AUTO_TAGS)
             together = {
                 name
                 for name in gathered.sources

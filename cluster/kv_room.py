@@ -1,6 +1,6 @@
 """Whether an engine's KV cache holds one request of full length, asked before anything starts.
 
-Called by serve, and by the doctor.
+Called by serve, prepare and the doctor, and by cluster/auto_values.py, which chooses its size.
 """
 
 from __future__ import annotations
@@ -10,15 +10,19 @@ from cluster.errors import ConfigError
 from cluster.model_store import ModelFigures
 
 
+def kv_mib(tokens: int, dtype: str, model: ModelFigures) -> int:
+    """Whole MiB that hold so many tokens; 0 where the model's figures are not known."""
+    return -(-tokens * model.kv_bytes_per_token(dtype) // MIB)
+
+
 def check_kv_room(config: Config, model: ModelFigures) -> None:
     """Raises ConfigError if an engine's KV cache is too small for one request of full length.
 
     The engine would refuse too, half a minute later and inside a worker. A model whose figures are
     not known is not judged.
     """
-    token_bytes = model.kv_bytes_per_token(config.model.resolved_dtype)
-    needed_mib = -(-config.model.max_model_len * token_bytes // MIB)
-    if needed_mib > config.engine.kv_cache_mib:
+    needed_mib = kv_mib(config.model.max_model_len, config.model.resolved_dtype, model)
+    if needed_mib * MIB > config.engine.kv_cache_bytes:
         message = (
             f"engine.kv_cache_mib is {config.engine.kv_cache_mib}, but one request of "
             f"model.max_model_len ({config.model.max_model_len}) tokens takes {needed_mib} MiB: "

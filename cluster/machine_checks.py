@@ -342,14 +342,14 @@ def _wanted_bytes(facts: Facts, config: Config) -> int:
     """Memory without the slab. Weights are taken to lie on disk in two bytes each."""
     ranks = config.workers.tensor_parallel_size
     processes = ranks + (ranks > 1)  # the ranks, and the engine that leads them
-    kv_bytes = config.engine.kv_cache_mib * MIB
+    kv_bytes = config.engine.kv_cache_bytes
     each = processes * ENGINE_BYTES + _weights_bytes(facts, config) + kv_bytes
     return _workers(config) * each + REST_BYTES
 
 
 def _mapped_bytes(facts: Facts, config: Config) -> int:
     """Address space of one worker: the slab is mapped whole."""
-    kv_and_slab = (config.engine.kv_cache_mib + config.slab.mib) * MIB
+    kv_and_slab = config.engine.kv_cache_bytes + config.slab.mib * MIB
     return WORKER_MAPS_BYTES + _weights_bytes(facts, config) + kv_and_slab
 
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.auto_values import has_auto, in_words, resolve
-from cluster.config import Config, ModelConfig
+from cluster.auto_values import Resolved, has_auto, in_words, resolve
+from cluster.config import MIB, Config, EngineConfig, ModelConfig
 from cluster.errors import ConfigError
+from cluster.kv_room import check_kv_room
+from cluster.machine_limits import Memory
 from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from cluster.node_facts import NodeFacts
 from tests.fakes.nodes import FAST, SLOW
@@ -60,6 +62,8 @@ def test_unresolved_values_build_nothing() -> None:
     assert has_auto(config())
     with pytest.raises(ConfigError, match=r"model\.dtype is auto"):
         _ = ModelConfig().resolved_dtype
+    with pytest.raises(ConfigError, match=r"engine\.kv_cache_mib is auto"):
+        _ = EngineConfig().kv_cache_bytes
     resolved = resolve(config(), [FAST], BUNDLED_FIGURES).config
     assert not has_auto(resolved)
 
@@ -68,3 +72,52 @@ def test_choices_in_words_name_value_and_reason() -> None:
     words = in_words(resolve(config(), [FAST], BUNDLED_FIGURES).choices)
     assert "model.dtype bfloat16 (" in words and "avx512_bf16" in words
     assert "\n" not in words
+
+
+def kv_of(found: Resolved) -> int:
+    return found.config.engine.kv_cache_bytes // MIB
+
+
+@pytest.mark.parametrize(("node", "mib"), [(FAST, 360), (SLOW, 720)])
+def test_kv_auto_holds_full_length_and_slots(node: NodeFacts, mib: int) -> None:
+    found = resolve(config(), [node], BUNDLED_FIGURES)
+    assert kv_of(found) == found.choices["engine.kv_cache_mib"].value == mib
+    assert mib * MIB >= (8192 + 16 * 512) * BUNDLED_FIGURES.kv_bytes_per_token(
+        found.config.model.resolved_dtype
+    )
+
+
+def test_kv_auto_stays_within_its_share_of_free_memory() -> None:
+    def free(gib: float, **sections: object) -> int:
+        node = replace(FAST, memory=Memory(64 << 30, int(gib * 2**30)))
+        return kv_of(resolve(config(**sections), [node], BUNDLED_FIGURES))
+
+    assert free(2.0) == 256  # a quarter, for two workers
+    assert free(2.0, workers={"decode": {"replicas": 3}}) == 180  # full length takes more
+    assert free(0.1) == 180
+    assert kv_of(resolve(config(), [FAST, FAST], BUNDLED_FIGURES)) == 360
+
+
+def test_kv_auto_knows_which_nodes_a_role_may_run_on() -> None:
+    small = replace(FAST, resources=frozenset({"CPU"}), memory=Memory(1 << 30, 1 << 30))
+    large = replace(FAST, resources=frozenset({"CPU", "big"}))
+    roles = {name: {"resources": {"big": 1}} for name in ("prefill", "decode")}
+    found = resolve(config(workers=roles), [small, large], BUNDLED_FIGURES)
+    assert kv_of(found) == 360
+
+
+@pytest.mark.parametrize("length", [64, 8192, 1 << 20])
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("node", [FAST, SLOW, GPU, replace(FAST, memory=Memory(0, 0))])
+@pytest.mark.parametrize("model", [BUNDLED_FIGURES, ModelFigures(), ModelFigures("float32", 10**5)])
+def test_kv_auto_is_refused_by_no_combination(
+    length: int, dtype: str, node: NodeFacts, model: ModelFigures
+) -> None:
+    asked = config(model={"dtype": dtype, "max_model_len": length})
+    check_kv_room(resolve(asked, [node], model).config, model)
+
+
+def test_configured_kv_is_kept() -> None:
+    found = resolve(config(engine={"kv_cache_mib": 64}), [FAST], BUNDLED_FIGURES)
+    assert kv_of(found) == 64
+    assert found.choices["engine.kv_cache_mib"].why == "configured"

@@ -11,15 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import config_sources
-from cluster.config import MIB, Config, default_cache_dir, default_state_dir
+from cluster.config import Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
 from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from deployments.links.frames import REQUEST_BODY_BYTES_MAX
 from router.settings import RouterSettings
-from tests.fakes.nodes import resolved
-
-SMOLLM2_KV_BYTES_PER_TOKEN = 23_040
+from tests.fakes.nodes import FAST, SLOW, resolved
 
 
 def load(
@@ -60,10 +58,9 @@ def test_every_address_is_loopback_by_default() -> None:
 
 
 def test_the_default_kv_cache_holds_a_request_of_full_length() -> None:
-    config = Config()
-    assert (
-        config.engine.kv_cache_mib * MIB >= config.model.max_model_len * SMOLLM2_KV_BYTES_PER_TOKEN
-    )
+    for node, token_bytes in ((FAST, 23_040), (SLOW, 46_080)):
+        config = resolved(Config(), node)
+        assert config.engine.kv_cache_bytes >= config.model.max_model_len * token_bytes
 
 
 def test_the_router_defaults_are_the_routers_own() -> None:

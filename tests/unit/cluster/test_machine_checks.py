@@ -100,16 +100,23 @@ def test_workers_that_share_cores_are_a_warning() -> None:
 
 def test_memory_that_is_not_there_at_all_is_a_failure() -> None:
     poor = replace(GOOD, memory=Memory(4 * GB, 4 * GB))
-    level, message = checks.check_memory(poor, config())
+    level, message = checks.check_memory(poor, config(engine={"kv_cache_mib": 256}))
     assert level is Level.FAILURE
     assert message.startswith("about 4.4 GB wanted for 2 workers and the rest, 4.0 GB in all: ")
 
 
 def test_an_address_space_that_holds_no_worker_is_a_failure() -> None:
-    level, message = checks.check_memory(replace(GOOD, address_space_bytes=4 * GB), config())
+    level, message = checks.check_memory(
+        replace(GOOD, address_space_bytes=4 * GB), config(engine={"kv_cache_mib": 256})
+    )
     assert level is Level.FAILURE
     assert "one process may map 4.0 GB (ulimit -v), a worker maps about 4.9 GB" in message
-    assert checks.check_memory(replace(GOOD, address_space_bytes=6 * GB), config())[0] is Level.OK
+    assert (
+        checks.check_memory(
+            replace(GOOD, address_space_bytes=6 * GB), config(engine={"kv_cache_mib": 256})
+        )[0]
+        is Level.OK
+    )
 
 
 def test_packages_that_do_not_load_are_a_failure() -> None:
