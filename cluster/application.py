@@ -124,7 +124,7 @@ def _slots(config: Config) -> int:
 def _worker(args: BuildArguments, role: Role) -> Application:
     config = args.config
     count = {Role.PREFILL: config.workers.prefill, Role.DECODE: config.workers.decode}[role]
-    cores = config.workers.cores_each
+    cores = config.workers.cores_of(count)
     deployment = serve.deployment(
         name=f"{role.value.capitalize()}Worker",
         **_size(args, role, count),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cluster.config import (
     KV_MEMORY_SHARE,
@@ -18,12 +19,15 @@ from cluster.config import (
     MIB,
     Config,
 )
-from cluster.config_section import AUTO
+from cluster.config_section import AUTO, Section
+from cluster.config_workers import AUTO_CORES_MAX, CORES_A_RESERVED, RESERVED_ABOVE_CORES
 from cluster.kv_room import kv_mib
 from cluster.model_store import FLOAT_BYTES, ModelFigures
 from cluster.node_facts import NodeFacts
 
+Part = TypeVar("Part", bound=Section)
 CONFIGURED = "configured"
+CORES, PREFILL_CORES = "workers.cores_per_worker", "workers.prefill.cores_per_worker"
 KV_UNKNOWN_MIB = 256  # in two-byte precisions
 
 
@@ -49,7 +53,8 @@ class Resolved:
 
 def has_auto(config: Config) -> bool:
     """Whether anything is left to be chosen."""
-    return AUTO in {config.model.dtype, config.engine.kv_cache_mib}
+    keys = (config.model.dtype, config.engine.kv_cache_mib, config.workers.cores_per_worker)
+    return AUTO in keys
 
 
 def configured(config: Config) -> Choices:
@@ -66,16 +71,20 @@ def resolve(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures) -> 
     """Choose what is auto. One choice serves all nodes: they share blocks."""
     dtype = _dtype(config, nodes, model)
     kv = _kv(config, nodes, model, str(dtype.value))
-    choices = {"model.dtype": dtype, "engine.kv_cache_mib": kv}
+    choices = {"model.dtype": dtype, "engine.kv_cache_mib": kv} | _cores(config, nodes)
     return Resolved(_with(config, choices), choices, _warnings(config, nodes))
 
 
 def _with(config: Config, choices: Choices) -> Config:
     for key, choice in choices.items():
-        section, _, name = key.partition(".")
-        changed = getattr(config, section).model_copy(update={name: choice.value})
-        config = config.model_copy(update={section: changed})
+        config = _set(config, key, choice.value)
     return config
+
+
+def _set(section: Part, key: str, value: str | int) -> Part:
+    name, _, rest = key.partition(".")
+    changed = _set(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: changed})
 
 
 def _dtype(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures) -> Choice:
@@ -104,9 +113,9 @@ def _kv(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures, dtype: 
         return Choice(unknown, "the model's KV size is not known")
     wanted = kv_mib(full + engine.max_num_seqs * KV_SEQUENCE_TOKENS, dtype, model)
     shares = [
-        int(node.memory.available_bytes * KV_MEMORY_SHARE) // MIB // workers
+        int(node.memory.available_bytes * KV_MEMORY_SHARE) // MIB // sum(workers)
         for node, workers in zip(nodes, _workers_by_node(config, nodes), strict=True)
-        if workers and not node.has_gpu  # whose KV cache is not in the node's own memory
+        if any(workers) and not node.has_gpu  # whose KV cache is not in the node's own memory
     ]
     value = max(needed, min([wanted, *shares]))
     why = f"one request of {full} tokens and {engine.max_num_seqs} of {KV_SEQUENCE_TOKENS}"
@@ -117,15 +126,50 @@ def _kv(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures, dtype: 
     return Choice(min(max(value, KV_MIB_MIN), KV_MIB_MAX), why)
 
 
-def _workers_by_node(config: Config, nodes: Sequence[NodeFacts]) -> list[int]:
-    """The most workers that each node may get where Ray spreads them."""
-    counts = [0] * len(nodes)
+def _cores(config: Config, nodes: Sequence[NodeFacts]) -> Choices:
+    """Equal shares for all workers; what is left over is for prefill, which scales best."""
+    workers, ranks = config.workers, config.workers.tensor_parallel_size
+    if workers.cores_per_worker != AUTO:
+        return {CORES: Choice(workers.cores_per_worker, CONFIGURED)}
+    shares = [
+        _shares(node.cores, prefill * ranks, decode * ranks)
+        for node, (prefill, decode) in zip(nodes, _workers_by_node(config, nodes), strict=True)
+        if not node.has_gpu  # whose engines compute elsewhere
+    ]
+    prefill = min((share for share, _ in shares if share), default=1)
+    decode = min((share for _, share in shares if share), default=1)
+    cores = ", ".join(sorted({str(node.cores) for node in nodes}))
+    why = f"of {cores} on a node, less what the ingress and Ray need"
+    found = {CORES: Choice(decode, why)}
+    if prefill != decode and workers.prefill.cores_per_worker is None:
+        found[PREFILL_CORES] = Choice(prefill, "what equal shares leave over computes prompts")
+    return found
+
+
+def _shares(cores: int, prefill_ranks: int, decode_ranks: int) -> tuple[int, int]:
+    """Cores of a prefill and of a decode rank on one node; 0 for a role that is not on it."""
+    reserved = 1 + cores // CORES_A_RESERVED if cores > RESERVED_ABOVE_CORES else 0
+    ranks, free = prefill_ranks + decode_ranks, cores - reserved
+    if not ranks:
+        return 0, 0
+    each = max(1, free // ranks)
+    over = max(0, free - each * ranks) // prefill_ranks if prefill_ranks else 0
+    return (
+        min(AUTO_CORES_MAX, each + over) if prefill_ranks else 0,
+        min(AUTO_CORES_MAX, each) if decode_ranks else 0,
+    )
+
+
+def _workers_by_node(config: Config, nodes: Sequence[NodeFacts]) -> list[tuple[int, int]]:
+    """The most prefill and decode workers that each node may get where Ray spreads them."""
+    counts: list[list[int]] = []
     for role in (config.workers.prefill, config.workers.decode):
-        fitting = [n for n, node in enumerate(nodes) if role.resources.keys() <= node.resources]
-        places = fitting or range(len(nodes))  # a cluster that is started here offers them
-        for place in places:
-            counts[place] += -(-role.most // len(places))
-    return counts
+        fitting = [role.resources.keys() <= node.resources for node in nodes]
+        if not any(fitting):  # a cluster that is started here offers them
+            fitting = [True] * len(nodes)
+        each = -(-role.most // max(1, sum(fitting)))
+        counts.append([each if fits else 0 for fits in fitting])
+    return list(zip(*counts, strict=True))
 
 
 def _warnings(config: Config, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:

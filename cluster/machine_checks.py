@@ -83,9 +83,8 @@ def check_cores(facts: Facts, config: Config) -> Verdict:
     """A core for each worker's each thread."""
     if config.ray.address is not None:
         return Level.OK, _elsewhere(config)
-    workers, each = _workers(config), config.workers.cores_each
-    wanted = workers * each
-    what = f"{workers} workers × {each} want {wanted}; {facts.cores:g} usable here"
+    wanted = config.workers.cores_wanted
+    what = f"{_workers(config)} workers want {wanted}; {facts.cores:g} usable here"
     if facts.cores >= wanted:
         return Level.OK, what
     return Level.WARNING, (

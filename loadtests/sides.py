@@ -157,6 +157,8 @@ def headwater(folder: Path, config: dict[str, Any], model: str | None = None) ->
     command = [
         *(sys.executable, "-m", "cluster.cli", "serve", "--state-dir", str(folder / "state")),
         *("--port", str(port), "--dashboard-port", "0"),
+        # As plain vLLM's, whatever this machine has.
+        *("--cores-per-worker", PLAIN_ENVIRONMENT["OMP_NUM_THREADS"]),
         *(() if model is None else ("--model", model)),
     ]
     url = f"http://127.0.0.1:{port}"

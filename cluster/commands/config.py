@@ -17,7 +17,6 @@ import yaml
 
 from cluster import config_sources
 from cluster.auto_values import Choices, has_auto, resolve
-from cluster.config_section import AUTO
 from cluster.machine_facts import model_facts
 from cluster.node_facts import here
 
@@ -63,8 +62,8 @@ def as_table(loaded: config_sources.Loaded, choices: Choices) -> str:
     rows = [("KEY", "VALUE", "SOURCE")]
     for key, _ in config_sources.leaves():
         value = _scalar(loaded, key)
-        if value == AUTO and key in choices:
-            value = f"{AUTO} ({choices[key].value})"
+        if _is_chosen(loaded, key, choices):
+            value = f"{value} ({choices[key].value})"
         rows.append((key, value, loaded.sources[key]))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}\n" for a, b, c in rows)
@@ -81,7 +80,7 @@ def as_json(loaded: config_sources.Loaded, choices: Choices) -> str:
         for key, info in config_sources.leaves()
     }
     for key, choice in choices.items():
-        if values[key]["value"] == AUTO:
+        if _is_chosen(loaded, key, choices):
             values[key] |= {"resolved": choice.value, "why": choice.why}
     return json.dumps(values, indent=2) + "\n"
 
@@ -105,10 +104,15 @@ def as_yaml(loaded: config_sources.Loaded, choices: Choices) -> str:
             subsequent_indent=f"{indent}# ",
         )
         value = _scalar(loaded, key)
-        if value == AUTO and key in choices:
-            value = f"{AUTO}  # {choices[key].value} on this machine"
+        if _is_chosen(loaded, key, choices):
+            value = f"{value}  # {choices[key].value} on this machine"
         lines.append(f"{indent}{name}: {value}")
     return "\n".join(lines) + "\n"
+
+
+def _is_chosen(loaded: config_sources.Loaded, key: str, choices: Choices) -> bool:
+    """Whether the start decides a value: one that is auto, or that auto elsewhere fills in."""
+    return key in choices and config_sources.value_of(loaded.config, key) != choices[key].value
 
 
 def _plain(loaded: config_sources.Loaded, key: str) -> object:

@@ -49,6 +49,7 @@ CASES = {
     "config.engine.kv_cache=3": "'kv_cache' not allowed",
     "config.model.dtype=auto": "config.model.dtype is auto, which only the serve command resolves",
     "config.engine.kv_cache_mib=auto": "config.engine.kv_cache_mib is auto",
+    "config.workers.cores_per_worker=auto": "config.workers.cores_per_worker is auto",
     "config.model.dtype=int8": "'bfloat16', 'float16', 'float32'",
     "config.http.host=1.2.3.4": "'http' not allowed",
     "prefill.pods=0": "minimum",

@@ -107,7 +107,7 @@ def test_the_pods_offer_what_the_workers_take(helm: Helm, name: str) -> None:
         for role, resource in (("Prefill", "headwater_prefill"), ("Decode", "headwater_decode"))
     )
     assert offered["GPU"] == devices
-    assert offered["CPU"] == config.workers.cores_each * sum(r.replicas for r in workers.values())
+    assert offered["CPU"] == sum(config.workers.cores_of(r) * r.replicas for r in workers.values())
 
 
 def resources_of(group: Json) -> dict[str, float]:

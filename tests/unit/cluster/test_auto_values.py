@@ -121,3 +121,59 @@ def test_configured_kv_is_kept() -> None:
     found = resolve(config(engine={"kv_cache_mib": 64}), [FAST], BUNDLED_FIGURES)
     assert kv_of(found) == 64
     assert found.choices["engine.kv_cache_mib"].why == "configured"
+
+
+def with_cores(*counts: int, **workers: object) -> tuple[int, int]:
+    """Cores of a prefill and of a decode worker on nodes with so many."""
+    nodes = [replace(FAST, cores=count) for count in counts]
+    found = resolve(config(workers=workers), nodes, BUNDLED_FIGURES).config.workers
+    return found.cores_of(found.prefill), found.cores_of(found.decode)
+
+
+@pytest.mark.parametrize(
+    ("cores", "shares"),
+    [
+        (1, (1, 1)),
+        (2, (1, 1)),
+        (3, (1, 1)),
+        (4, (2, 1)),
+        (8, (4, 3)),
+        (16, (7, 7)),
+        (64, (16, 16)),
+    ],
+)
+def test_cores_auto_shares_out_a_node(cores: int, shares: tuple[int, int]) -> None:
+    assert with_cores(cores) == shares
+
+
+def test_cores_auto_counts_workers_and_ranks() -> None:
+    assert with_cores(8, decode={"replicas": 2}) == (3, 2)
+    assert with_cores(8, decode={"replicas": 1, "replicas_max": 6}) == (1, 1)
+    assert with_cores(8, tensor_parallel_size=2) == (4, 2)
+    assert with_cores(2, prefill={"replicas": 3}) == (1, 1)
+
+
+def test_cores_auto_suits_the_smallest_node_of_a_cluster() -> None:
+    assert with_cores(8, 4) == (2, 1)
+    assert with_cores(8, 8, prefill={"replicas": 2}, decode={"replicas": 2}) == (4, 3)
+
+
+def test_cores_auto_leaves_a_node_to_the_role_that_it_is_for() -> None:
+    nodes = [
+        replace(FAST, cores=8, resources=frozenset({"prefill"})),
+        replace(FAST, cores=4, resources=frozenset({"decode"})),
+    ]
+    roles = {name: {"resources": {name: 1}} for name in ("prefill", "decode")}
+    found = resolve(config(workers=roles), nodes, BUNDLED_FIGURES).config.workers
+    assert (found.cores_of(found.prefill), found.cores_of(found.decode)) == (7, 3)
+
+
+def test_configured_cores_are_kept() -> None:
+    assert with_cores(8, cores_per_worker=2) == (2, 2)
+    assert with_cores(8, cores_per_worker=2, decode={"cores_per_worker": 1}) == (2, 1)
+    assert with_cores(8, prefill={"cores_per_worker": 2}) == (2, 3)
+
+
+def test_gpu_engines_get_a_core_each() -> None:
+    found = resolve(config(), [replace(GPU, cores=64)], BUNDLED_FIGURES).config.workers
+    assert found.cores_wanted == 2

@@ -39,7 +39,7 @@ def test_silence_shorter_than_two_reports_is_refused() -> None:
 
 def test_a_local_ray_has_room_for_all_workers_that_there_may_be() -> None:
     role = WorkerRoleConfig(replicas_max=90, resources={"rack": 1.0})
-    found = _local_arguments(Config(workers=WorkersConfig(prefill=role)))
+    found = _local_arguments(resolved(Config(workers=WorkersConfig(prefill=role))))
     assert found["num_cpus"] == 91
     assert found["resources"] == {"rack": 90.0}
 

@@ -93,9 +93,9 @@ def test_another_python_or_machine_is_a_failure(other: Facts) -> None:
 def test_workers_that_share_cores_are_a_warning() -> None:
     level, message = checks.check_cores(replace(GOOD, cores=1.5), config())
     assert level is Level.WARNING
-    assert message.startswith("2 workers × 1 want 2; 1.5 usable here: ")
+    assert message.startswith("2 workers want 2; 1.5 usable here: ")
     many = config(workers={"decode": {"replicas": 3}, "cores_per_worker": 2})
-    assert "4 workers × 2 want 8" in checks.check_cores(GOOD, many)[1]
+    assert "4 workers want 8" in checks.check_cores(GOOD, many)[1]
 
 
 def test_memory_that_is_not_there_at_all_is_a_failure() -> None:
