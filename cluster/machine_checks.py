@@ -15,7 +15,7 @@ from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
 from cluster.local_ray import TEMP_DIR_BYTES_MAX
-from cluster.machine_facts import IMPORTED, PINNED, SHM, Facts
+from cluster.machine_facts import IMPORTED, PINNED, PROMPT_TOKENS, SHM, Facts
 from cluster.model_store import FLOAT_BYTES
 
 GB = 1e9
@@ -32,6 +32,12 @@ REST_BYTES = int(1.5 * GB)
 RAY_STORE_BYTES = 128 * MIB
 # The bundled model's weights while they are converted, old and new.
 CONVERSION_BYTES = int(0.6 * GB)
+# Against the other dtype's GEMM: below it the other has drawbacks of its own.
+SLOW_TIMES = 2.0
+# Of a GEMM's rate, what a whole prompt reaches; and a step's time besides reading weights. Measured
+# with the bundled model on one core of an AMD EPYC (Zen 5).
+PREFILL_EFFICIENCY = 0.6
+STEP_OVERHEAD_S = 0.010
 DAY_S = 86_400.0
 CLOCK_AHEAD_MAX_S = 10 * 365 * DAY_S
 # deployments/agent_socket.socket_path: what it adds to the temporary folder, and its limit.
@@ -254,6 +260,42 @@ def check_model(facts: Facts, config: Config) -> Verdict:
     return Level.OK, f"{name} will be prepared at the first start"
 
 
+def check_speed(facts: Facts, config: Config) -> Verdict:
+    """What a core computes in the dtype, and so about how fast answers come."""
+    if config.ray.address is not None:
+        return Level.OK, _elsewhere(config)
+    speed, dtype = facts.speed, config.model.resolved_dtype
+    if facts.build != "cpu" or speed is None or dtype not in speed.gflops:
+        return Level.OK, f"{dtype} on this machine was not measured"
+    what = (
+        f"{dtype} computes {speed.gflops[dtype]:.0f} GFLOP/s on a core{_predicted(facts, config)}"
+    )
+    best = max(speed.gflops, key=lambda name: speed.gflops[name])
+    times = speed.gflops[best] / speed.gflops[dtype]
+    if times < SLOW_TIMES:
+        return Level.OK, what
+    return Level.WARNING, (
+        f"{what}; {best} computes {speed.gflops[best]:.0f}: prompts take up to {times:.1f} times "
+        f"as long as with --dtype {best}"
+    )
+
+
+def _predicted(facts: Facts, config: Config) -> str:
+    """TTFT of a prompt and tokens/s of one stream, roughly; nothing while the model is not here."""
+    speed, work, dtype = facts.speed, facts.model.work, config.model.resolved_dtype
+    if speed is None or work is None:
+        return ""
+    workers = config.workers
+    computed = speed.gflops[dtype] * 1e9 * PREFILL_EFFICIENCY * workers.cores_of(workers.prefill)
+    step_s = STEP_OVERHEAD_S + work.step_numbers * FLOAT_BYTES[dtype] / (
+        speed.gbytes[dtype] * 1e9 * workers.cores_of(workers.decode)
+    )
+    return (
+        f": about {work.prompt_flop / computed:.1f} s to the first token after {PROMPT_TOKENS:,} "
+        f"tokens of prompt, {1 / step_s:.0f} tokens/s a stream"
+    )
+
+
 def check_clock(facts: Facts, _config: Config) -> Verdict:
     """Leases run on the monotonic clock; a wrong wall clock breaks TLS and misdates records."""
     behind_s = facts.code_s - facts.now_s
@@ -308,7 +350,7 @@ def check_socket_folder(facts: Facts, _config: Config) -> Verdict:
     return Level.OK, f"{folder.path} is this user's alone, or will be"
 
 
-IMPORTS = "imports"
+IMPORTS, SPEED = "imports", "speed"
 CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("Python", check_python),
     ("versions", check_versions),
@@ -321,6 +363,7 @@ CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("HTTP port", check_http_port),
     ("dashboard port", check_dashboard_port),
     ("model", check_model),
+    (SPEED, check_speed),
     ("state folder", check_state_dir),
     ("temporary folder", check_temp_dir),
     ("socket folder", check_socket_folder),

@@ -28,6 +28,7 @@ from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.errors import ModelError, NotRunningError
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
+from cluster.machine_speed import Speed, measure
 from cluster.model_store import (
     BUNDLED_FIGURES,
     WEIGHT_PATTERNS,
@@ -57,7 +58,16 @@ for name in sys.argv[1:]:
         words = " ".join(str(error).split())[:200]
         sys.exit(f"{name}: {type(error).__name__}: {words}")
 """
+PROMPT_TOKENS = 1000
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is written there
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a prompt of PROMPT_TOKENS computes, and numbers that a generated token's step reads."""
+
+    prompt_flop: float
+    step_numbers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +75,7 @@ class ModelFacts:
     """The configured model. problem: why it cannot be had, None if it can.
 
     is_here: nothing needs to be made or fetched. weights_bytes is 0 where it is not known yet.
-    cache_free_bytes: disk for preparing it.
+    cache_free_bytes: disk for preparing it. work: what its tokens need, where its weights are here.
     """
 
     problem: str | None
@@ -73,6 +83,7 @@ class ModelFacts:
     weights_bytes: int
     figures: ModelFigures
     cache_free_bytes: int
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,8 @@ class Facts:
     """All that is judged. A port's value is why it cannot be listened on, None if it can.
 
     address_space_bytes: what one process may map at most, None without a limit. import_problem: why
-    the engine's packages cannot be imported, None if they can, or if that was not tried.
+    the engine's packages cannot be imported, None if they can, or if that was not tried. speed:
+    None if it was not measured, or could not be.
     """
 
     python: tuple[int, int, int]
@@ -119,12 +131,16 @@ class Facts:
     socket_folder: FolderFacts
     uid: int
     node: NodeFacts
+    speed: Speed | None
 
 
 def gather(
     config: Config, environ: Mapping[str, str] = os.environ, *, imports: bool = False
 ) -> Facts:
-    """Look at everything once. Takes a second at most (imports: several), and no network."""
+    """Look at everything once. Takes a second at most, and no network.
+
+    imports: also import what the engine needs and measure what a core computes, some seconds more.
+    """
     build = environ.get(BUILD_VARIABLE) or "cpu"
     ray = config.ray
     return Facts(
@@ -156,6 +172,7 @@ def gather(
         socket_folder=socket_facts(),
         uid=os.getuid(),
         node=here(environ),
+        speed=measure() if imports else None,
     )
 
 
@@ -287,6 +304,7 @@ def model_facts(config: Config, environ: Mapping[str, str]) -> ModelFacts:
         weights_bytes=_weights_bytes(found),
         figures=BUNDLED_FIGURES if bundled else _figures(found),
         cache_free_bytes=free_bytes(cache),
+        work=_work(found),
     )
 
 
@@ -347,6 +365,22 @@ def _weights_bytes(folder: Path | None) -> int:
         sum(path.stat().st_size for path in folder.glob(pattern)) for pattern in WEIGHT_PATTERNS
     ]
     return next((size for size in sizes if size), 0)
+
+
+def _work(folder: Path | None) -> Work | None:
+    try:
+        from deployments.workers.model_work import ModelWorkUnknown, model_work
+    except ImportError:  # the check of our packages tells of it
+        return None
+    try:
+        work = None if folder is None else model_work(folder, "float32")
+    except (ModelWorkUnknown, OSError):
+        return None
+    if work is None:
+        return None
+    matrices = 2 * (work.layer_weights * PROMPT_TOKENS + work.output_weights)
+    attention = 4 * work.attention_width * PROMPT_TOKENS**2 / 2
+    return Work(matrices + attention, work.read_weights)
 
 
 def _figures(folder: Path | None) -> ModelFigures:

