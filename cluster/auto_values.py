@@ -21,7 +21,7 @@ from cluster.config import (
 )
 from cluster.config_section import AUTO, Section
 from cluster.config_workers import AUTO_CORES_MAX, CORES_A_RESERVED, RESERVED_ABOVE_CORES
-from cluster.kv_room import kv_mib
+from cluster.kv_room import full_length_mib, kv_mib
 from cluster.model_store import FLOAT_BYTES, ModelFigures
 from cluster.node_facts import NodeFacts
 
@@ -107,7 +107,7 @@ def _kv(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures, dtype: 
     engine, full = config.engine, config.model.max_model_len
     if engine.kv_cache_mib != AUTO:
         return Choice(engine.kv_cache_mib, CONFIGURED)
-    needed = kv_mib(full, dtype, model)
+    needed = full_length_mib(config, dtype, model)
     if not needed:
         unknown = KV_UNKNOWN_MIB * FLOAT_BYTES[dtype] // FLOAT_BYTES["bfloat16"]
         return Choice(unknown, "the model's KV size is not known")
@@ -117,6 +117,7 @@ def _kv(config: Config, nodes: Sequence[NodeFacts], model: ModelFigures, dtype: 
         for node, workers in zip(nodes, _workers_by_node(config, nodes), strict=True)
         if any(workers) and not node.has_gpu  # whose KV cache is not in the node's own memory
     ]
+    wanted = max(wanted, needed)
     value = max(needed, min([wanted, *shares]))
     why = f"one request of {full} tokens and {engine.max_num_seqs} of {KV_SEQUENCE_TOKENS}"
     if value < wanted:
@@ -139,7 +140,7 @@ def _cores(config: Config, nodes: Sequence[NodeFacts]) -> Choices:
     prefill = min((share for share, _ in shares if share), default=1)
     decode = min((share for _, share in shares if share), default=1)
     cores = ", ".join(sorted({str(node.cores) for node in nodes}))
-    why = f"of {cores} on a node, less what the ingress and Ray need"
+    why = f"{cores} on a node, shared out to the workers"
     found = {CORES: Choice(decode, why)}
     if prefill != decode and workers.prefill.cores_per_worker is None:
         found[PREFILL_CORES] = Choice(prefill, "what equal shares leave over computes prompts")

