@@ -113,11 +113,12 @@ class Side:
         return total_s
 
 
-def product_config() -> dict[str, Any]:
+def product_config(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The configuration that `headwater serve` is going to use here, with no value left auto."""
     done = subprocess.run(
         [sys.executable, "-m", "cluster.cli", "config", "--json"],
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         check=True,
@@ -147,7 +148,13 @@ def both_sides() -> Iterator[tuple[Side, Side]]:
 
 
 @contextlib.contextmanager
-def headwater(folder: Path, config: dict[str, Any], model: str | None = None) -> Iterator[Side]:
+def headwater(
+    folder: Path,
+    config: dict[str, Any],
+    model: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Side]:
     """`headwater serve` with its own settings, but for free ports and a state folder here.
 
     model: another one than its configuration's.
@@ -163,7 +170,7 @@ def headwater(folder: Path, config: dict[str, Any], model: str | None = None) ->
     ]
     url = f"http://127.0.0.1:{port}"
     roles = ", ".join(f"{config['workers'][r]['replicas']} {r}" for r in ("prefill", "decode"))
-    with running("Headwater", command, {}, log) as process:
+    with running("Headwater", command, environment or {}, log) as process:
         wait_for(f"{url}/ready", process, log)
         # The greeting at the end of `serve` is a request too: not beside the first measurement.
         wait_for_line("Next:", process, log)
