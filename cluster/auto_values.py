@@ -28,6 +28,8 @@ from cluster.node_facts import NodeFacts
 Part = TypeVar("Part", bound=Section)
 CONFIGURED = "configured"
 CORES, PREFILL_CORES = "workers.cores_per_worker", "workers.prefill.cores_per_worker"
+# TTFT of 1,000 tokens, and GEMMs alone, on one core with avx512_bf16; more with amx_bf16.
+FLOAT32_SLOWDOWN = "2 to 5"
 KV_UNKNOWN_MIB = 256  # in two-byte precisions
 
 
@@ -174,12 +176,19 @@ def _workers_by_node(config: Config, nodes: Sequence[NodeFacts]) -> list[tuple[i
 
 
 def _warnings(config: Config, nodes: Sequence[NodeFacts]) -> tuple[str, ...]:
-    """One for all the nodes that compute a configured precision slowly."""
-    slow = _slow_nodes(config.model.dtype, nodes)
-    if not slow:
-        return ()
-    reason = slow[0].slow[config.model.dtype]
-    return (f"model.dtype {config.model.dtype} is slow on {_names(slow)}: {reason}",)
+    """At most one, for all the nodes that compute a configured precision slowly."""
+    dtype = config.model.dtype
+    slow = _slow_nodes(dtype, nodes)
+    if slow:
+        return (f"model.dtype {dtype} is slow on {_names(slow)}: {slow[0].slow[dtype]}",)
+    native = [node for node in nodes if "bfloat16" in node.native and not node.has_gpu]
+    if dtype == "float32" and native and len(native) == len(nodes):
+        reason = (
+            f"prompts take about {FLOAT32_SLOWDOWN} times as long as in bfloat16, which the CPU "
+            "computes natively"
+        )
+        return (f"model.dtype float32 is slow on {_names(native)}: {reason}",)
+    return ()
 
 
 def _slow_nodes(dtype: str, nodes: Sequence[NodeFacts]) -> list[NodeFacts]:

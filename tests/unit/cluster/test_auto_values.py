@@ -53,6 +53,14 @@ def test_configured_slow_dtype_is_kept_with_one_warning() -> None:
         assert dtype in warning and SLOW.slow[dtype] in warning and "fast" not in warning
 
 
+def test_configured_float32_warns_where_bfloat16_is_native_everywhere() -> None:
+    asked = config(model={"dtype": "float32"})
+    (warning,) = resolve(asked, [FAST], BUNDLED_FIGURES).warnings
+    assert "float32 is slow on fast" in warning and "times as long" in warning
+    assert resolve(asked, [FAST, SLOW], BUNDLED_FIGURES).warnings == ()
+    assert resolve(asked, [], BUNDLED_FIGURES).warnings == ()
+
+
 def test_configured_dtype_that_is_not_slow_gives_no_warning() -> None:
     for dtype, node in (("bfloat16", FAST), ("float32", SLOW), ("bfloat16", GPU)):
         assert resolve(config(model={"dtype": dtype}), [node], BUNDLED_FIGURES).warnings == ()
