@@ -19,6 +19,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from ray.serve.deployment import Application
 
 import deployments.scaling
+from cluster.auto_values import Choices, configured
 from cluster.config import MIB, Config, keys_are_set, keys_file_of
 from cluster.config_scaling import ScalingConfig
 from cluster.config_workers import WorkerRoleConfig
@@ -55,6 +56,8 @@ class BuildArguments(BaseModel):
     model_path: str
     secret_file: str
     app: str = "headwater"
+    # How the serve command came to the values that a configuration may leave to it.
+    choices: Choices = {}
     # For tests: raises no limits, opens no doors; passed to the connector as it is.
     connector_extra: dict[str, float | str | bool] = {}
 
@@ -75,7 +78,7 @@ def build(args: BuildArguments) -> Application:
         front_end=FrontEndSettings(
             model_path=args.model_path,
             served_model=config.model.served,
-            dtype=config.model.dtype,
+            dtype=config.model.resolved_dtype,
             max_model_len=config.model.max_model_len,
             block_size=config.engine.block_size_tokens,
             engine_requests_max=config.limits.queue_max_requests + _slots(config),
@@ -95,6 +98,9 @@ def build(args: BuildArguments) -> Application:
         is_scaled=config.workers.prefill.scales or config.workers.decode.scales,
         tenant_header=config.tenants.header or "",
         tenant_keys_file=str(config.tenants.keys_file or ""),
+        chosen={
+            key: asdict(choice) for key, choice in (args.choices or configured(config)).items()
+        },
         keys=KeySettings(
             file=str(keys_file_of(config)),
             required=keys_are_set(config),
@@ -119,7 +125,7 @@ def _slots(config: Config) -> int:
 def _worker(args: BuildArguments, role: Role) -> Application:
     config = args.config
     count = {Role.PREFILL: config.workers.prefill, Role.DECODE: config.workers.decode}[role]
-    cores = config.workers.cores_each
+    cores = config.workers.cores_of(count)
     deployment = serve.deployment(
         name=f"{role.value.capitalize()}Worker",
         **_size(args, role, count),
@@ -216,10 +222,10 @@ def _engine(args: BuildArguments, role: Role) -> EngineSettings:
         model_path=args.model_path,
         served_model=config.model.served,
         role=role.value,
-        dtype=config.model.dtype,
+        dtype=config.model.resolved_dtype,
         max_model_len=config.model.max_model_len,
         block_size=config.engine.block_size_tokens,
-        kv_cache_bytes=config.engine.kv_cache_mib * MIB,
+        kv_cache_bytes=config.engine.kv_cache_bytes,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         enforce_eager=config.engine.enforce_eager,
@@ -245,7 +251,7 @@ def _client(args: BuildArguments) -> ClientSettings:
         expected_namespace={
             "model": config.model.served,
             "block_size": str(config.engine.block_size_tokens),
-            "dtype": config.model.dtype,
+            "dtype": config.model.resolved_dtype,
             "max_model_len": str(config.model.max_model_len),
             "tensor_parallel_size": str(config.workers.tensor_parallel_size),
         },
@@ -256,6 +262,6 @@ def _client(args: BuildArguments) -> ClientSettings:
         ),
         stall_s=config.workers.stall_s,
         audits=AuditSettings(
-            share=config.slab.audit_share, tie_nats=tie_nats_of(config.model.dtype)
+            share=config.slab.audit_share, tie_nats=tie_nats_of(config.model.resolved_dtype)
         ),
     )

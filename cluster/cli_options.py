@@ -128,7 +128,7 @@ def doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="without importing ray, torch and vllm, which takes some seconds",
+        help="without importing ray, torch and vllm and measuring a core, which takes some seconds",
     )
     read = [name for name in config_flags.FLAGS if name != "served-name"]
     config_flags.add_arguments(parser, *read)

@@ -17,7 +17,15 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from cluster.config_keys import KEYS_FILE, KeysConfig
 from cluster.config_links import LinksConfig
 from cluster.config_scaling import ScalingConfig
-from cluster.config_section import DRAIN_MARGIN_S, Section
+from cluster.config_section import (
+    AUTO,
+    AUTO_OR_NUMBER,
+    DRAIN_MARGIN_S,
+    NUMBER,
+    AutoValue,
+    Section,
+    unresolved,
+)
 from cluster.config_slab import SlabConfig
 from cluster.config_tenants import TenantsConfig
 from cluster.config_workers import WorkersConfig
@@ -26,6 +34,9 @@ BUNDLED_MODEL = "SmolLM2-135M-Instruct"
 LOOPBACK = "127.0.0.1"
 CPU_BLOCK_TOKENS = 32
 MIB = 1 << 20
+KV_MIB_MIN, KV_MIB_MAX = 16, 1 << 20
+KV_SEQUENCE_TOKENS = 512
+KV_MEMORY_SHARE = 0.25
 PORT_MAX = 65535
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\sA-Z,*]+")
 
@@ -61,11 +72,12 @@ class ModelConfig(Section):
         min_length=1,
         description="Commit, tag or branch of a hub model. Name a commit, or a restart may differ.",
     )
-    dtype: Literal["bfloat16", "float16", "float32"] = Field(
-        default="bfloat16",
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default=AUTO,
         description=(
-            "Precision of weights and KV. float32 doubles both and makes answers of different "
-            "batchings equal."
+            "Precision of weights and KV. auto: bfloat16 where every node's CPU computes it "
+            "natively (amx_bf16, avx512_bf16, Arm's bf16), else float32; on GPUs the checkpoint's. "
+            "float32 doubles weights and KV, and makes answers of different batchings equal."
         ),
     )
     max_model_len: int = Field(
@@ -77,6 +89,13 @@ class ModelConfig(Section):
             "at least one such request (engine.kv_cache_mib)."
         ),
     )
+
+    @property
+    def resolved_dtype(self) -> str:
+        """Never auto: cluster/auto_values.py has to come first. Raises ConfigError."""
+        if self.dtype == AUTO:
+            raise unresolved("model.dtype")
+        return self.dtype
 
     @property
     def served(self) -> str:
@@ -96,13 +115,16 @@ class EngineConfig(Section):
             "prefix, and cost more bookkeeping."
         ),
     )
-    kv_cache_mib: int = Field(
-        default=256,
-        ge=16,
-        le=1 << 20,
+    kv_cache_mib: Annotated[
+        AutoValue | Annotated[int, Field(ge=KV_MIB_MIN, le=KV_MIB_MAX), NUMBER], AUTO_OR_NUMBER
+    ] = Field(
+        default=AUTO,
         description=(
             "KV cache of one engine, in MiB. More holds more requests at once; "
-            f"{BUNDLED_MODEL} takes 22.5 KiB a token in bfloat16."
+            f"{BUNDLED_MODEL} takes 22.5 KiB a token in bfloat16. auto: one request of "
+            f"model.max_model_len and {KV_SEQUENCE_TOKENS} tokens for each of max_num_seqs, of "
+            f"which all engines of a node take at most {KV_MEMORY_SHARE:.0%} of its free memory, "
+            "but always one request of full length."
         ),
     )
     max_num_seqs: int = Field(
@@ -127,6 +149,13 @@ class EngineConfig(Section):
             "of start, and needs a compiler."
         ),
     )
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Never auto: cluster/auto_values.py has to come first. Raises ConfigError."""
+        if self.kv_cache_mib == AUTO:
+            raise unresolved("engine.kv_cache_mib")
+        return self.kv_cache_mib * MIB
 
     @model_validator(mode="after")
     def _a_step_holds_its_requests(self) -> Self:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.config import Config
 from cluster.config_flags import FLAGS
+from cluster.config_section import AUTO_TAGS
 from cluster.errors import ConfigError
 
 if typing.TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _validate(gathered: _Gathered) -> Config | None:
         return Config.model_validate(tree)
     except ValidationError as error:
         for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"])
+            key = ".".join(str(part) for part in item["loc"] if part not in AUTO_TAGS)
             together = {
                 name
                 for name in gathered.sources

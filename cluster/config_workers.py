@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from cluster.config_scaling import ReplicasConfig
-from cluster.config_section import DRAIN_MARGIN_S, Section
+from cluster.config_section import (
+    AUTO,
+    AUTO_OR_NUMBER,
+    DRAIN_MARGIN_S,
+    NUMBER,
+    AutoValue,
+    Section,
+    unresolved,
+)
 
+CORES_MAX = 256
+AUTO_CORES_MAX = 16
+RESERVED_ABOVE_CORES = 2
+CORES_A_RESERVED = 16
 RAY_RESOURCES = frozenset({"", "CPU", "GPU", "memory", "object_store_memory"})
 
 
 class WorkerRoleConfig(ReplicasConfig):
     """How many workers one role has, and on which nodes they may run."""
 
+    cores_per_worker: int | None = Field(
+        default=None,
+        ge=1,
+        le=CORES_MAX,
+        description="Cores of a worker of this role, where it is not workers.cores_per_worker.",
+    )
     resources: dict[str, float] = Field(
         default_factory=dict,
         description=(
@@ -40,13 +58,17 @@ class WorkersConfig(Section):
 
     prefill: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
     decode: WorkerRoleConfig = Field(default_factory=WorkerRoleConfig)
-    cores_per_worker: int = Field(
-        default=1,
-        ge=1,
-        le=256,
+    cores_per_worker: Annotated[
+        AutoValue | Annotated[int, Field(ge=1, le=CORES_MAX), NUMBER], AUTO_OR_NUMBER
+    ] = Field(
+        default=AUTO,
         description=(
             "Cores, and so compute threads, of one worker, or of one of its ranks. Workers that "
-            "share cores slow each other down by far more than half."
+            "share cores slow each other down by far more than half. auto: an equal share of each "
+            "node's physical cores, and the rest of the division for prefill, after one core (and "
+            f"one more for every {CORES_A_RESERVED}) is left to the ingress and Ray; up to "
+            f"{RESERVED_ABOVE_CORES} cores all are shared out, and a worker takes at most "
+            f"{AUTO_CORES_MAX}."
         ),
     )
     tensor_parallel_size: int = Field(
@@ -97,10 +119,20 @@ class WorkersConfig(Section):
         ),
     )
 
+    def cores_of(self, role: WorkerRoleConfig) -> int:
+        """Cores of one worker of a role, all its ranks together.
+
+        Never auto: cluster/auto_values.py has to come first. Raises ConfigError.
+        """
+        cores = role.cores_per_worker or self.cores_per_worker
+        if cores == AUTO:
+            raise unresolved("workers.cores_per_worker")
+        return cores * self.tensor_parallel_size
+
     @property
-    def cores_each(self) -> int:
-        """Cores of one worker, all its ranks together."""
-        return self.cores_per_worker * self.tensor_parallel_size
+    def cores_wanted(self) -> int:
+        """Cores of all workers that there may be."""
+        return sum(self.cores_of(role) * role.most for role in (self.prefill, self.decode))
 
     @property
     def kill_after_s(self) -> float:

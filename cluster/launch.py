@@ -22,6 +22,8 @@ from cluster.ports import is_behind_proxy
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
 
+    from cluster.auto_values import Choices
+
 APP = "headwater"
 POLL_S = 0.25
 START_TIMEOUT_S = 600.0
@@ -51,14 +53,25 @@ def refuse_second(config: Config, *, app: str = APP) -> None:
         raise StartError(message)
 
 
-def deploy(config: Config, model_path: Path, secret_file: Path, *, app: str = APP) -> None:
+def deploy(
+    config: Config,
+    model_path: Path,
+    secret_file: Path,
+    *,
+    choices: Choices | None = None,
+    app: str = APP,
+) -> None:
     """Start Serve and deploy the application; returns before it is ready."""
     from ray import serve
 
     from cluster.application import BuildArguments, build
 
     arguments = BuildArguments(
-        config=config, model_path=str(model_path), secret_file=str(secret_file), app=app
+        config=config,
+        model_path=str(model_path),
+        secret_file=str(secret_file),
+        app=app,
+        choices=choices or {},
     )
     _refuse_one_address_for_all(config)
     if serve_runs():

@@ -159,7 +159,6 @@ def _someone_listens(address: str) -> None:
 
 def _local_arguments(config: Config) -> dict[str, object]:
     roles = (config.workers.prefill, config.workers.decode)
-    wanted = config.workers.cores_each * sum(role.most for role in roles)
     # One node has to offer what is spread over groups of nodes elsewhere.
     resources: Counter[str] = Counter()
     for role in roles:
@@ -168,7 +167,7 @@ def _local_arguments(config: Config) -> dict[str, object]:
         "address": "local",
         "namespace": "headwater",
         # Accounting only: fewer real cores than this are shared, and the agent logs it.
-        "num_cpus": max(wanted, os.cpu_count() or 1),
+        "num_cpus": max(config.workers.cores_wanted, os.cpu_count() or 1),
         "resources": {name: float(ceil(amount)) for name, amount in resources.items()},
         "include_dashboard": True,
         "dashboard_host": config.ray.dashboard_host,

@@ -32,6 +32,14 @@ REST_BYTES = int(1.5 * GB)
 RAY_STORE_BYTES = 128 * MIB
 # The bundled model's weights while they are converted, old and new.
 CONVERSION_BYTES = int(0.6 * GB)
+# Against the other dtype's GEMM: below it the other has drawbacks of its own.
+SLOW_TIMES = 2.0
+PROMPT_TOKENS = 1000
+# A prompt token's work besides GEMMs (attention, norms), as float32 FLOP; and a step's time besides
+# reading weights. Fitted to the bundled model on one core of a Zen 5, where TTFT in either dtype is
+# predicted within 25 %.
+TOKEN_FLOP = 60e6
+STEP_OVERHEAD_S = 0.006
 DAY_S = 86_400.0
 CLOCK_AHEAD_MAX_S = 10 * 365 * DAY_S
 # deployments/agent_socket.socket_path: what it adds to the temporary folder, and its limit.
@@ -83,9 +91,8 @@ def check_cores(facts: Facts, config: Config) -> Verdict:
     """A core for each worker's each thread."""
     if config.ray.address is not None:
         return Level.OK, _elsewhere(config)
-    workers, each = _workers(config), config.workers.cores_each
-    wanted = workers * each
-    what = f"{workers} workers × {each} want {wanted}; {facts.cores:g} usable here"
+    wanted = config.workers.cores_wanted
+    what = f"{_workers(config)} workers want {wanted}; {facts.cores:g} usable here"
     if facts.cores >= wanted:
         return Level.OK, what
     return Level.WARNING, (
@@ -240,7 +247,7 @@ def check_model(facts: Facts, config: Config) -> Verdict:
             "package comes back when .venv is removed"
         )
     try:
-        check_kv_room(config, model.kv_bytes_per_token)
+        check_kv_room(config, model.figures)
     except ConfigError as error:
         return Level.FAILURE, str(error)
     if model.is_here:
@@ -253,6 +260,45 @@ def check_model(facts: Facts, config: Config) -> Verdict:
             f"model's preparation needs {_mib(CONVERSION_BYTES)}: free some, or give --cache-dir"
         )
     return Level.OK, f"{name} will be prepared at the first start"
+
+
+def check_speed(facts: Facts, config: Config) -> Verdict:
+    """What a core computes in the dtype, and so about how fast answers come."""
+    if config.ray.address is not None:
+        return Level.OK, _elsewhere(config)
+    speed, dtype = facts.speed, config.model.resolved_dtype
+    if facts.build != "cpu" or speed is None or dtype not in speed.gflops:
+        return Level.OK, f"{dtype} on this machine was not measured"
+    what = (
+        f"{dtype} computes {speed.gflops[dtype]:.0f} GFLOP/s on a core{_predicted(facts, config)}"
+    )
+    best = max(speed.gflops, key=lambda name: speed.gflops[name])
+    times = speed.gflops[best] / speed.gflops[dtype]
+    if times < SLOW_TIMES:
+        return Level.OK, what
+    return Level.WARNING, (
+        f"{what}; {best} computes {speed.gflops[best]:.0f}: prompts take up to {times:.1f} times "
+        f"as long as with --dtype {best}"
+    )
+
+
+def _predicted(facts: Facts, config: Config) -> str:
+    """TTFT of a prompt and tokens/s of one stream, roughly; nothing while the model is not here."""
+    speed, work, dtype = facts.speed, facts.model.work, config.model.resolved_dtype
+    if speed is None or work is None:
+        return ""
+    workers = config.workers
+    token_s = work.token_flop / (speed.gflops[dtype] * 1e9) + TOKEN_FLOP / (
+        speed.gflops["float32"] * 1e9
+    )
+    ttft_s = PROMPT_TOKENS * token_s / workers.cores_of(workers.prefill)
+    step_s = STEP_OVERHEAD_S + work.step_numbers * FLOAT_BYTES[dtype] / (
+        speed.gbytes[dtype] * 1e9 * workers.cores_of(workers.decode)
+    )
+    return (
+        f": about {ttft_s:.1f} s to the first token after {PROMPT_TOKENS:,} "
+        f"tokens of prompt, {1 / step_s:.0f} tokens/s a stream"
+    )
 
 
 def check_clock(facts: Facts, _config: Config) -> Verdict:
@@ -309,7 +355,7 @@ def check_socket_folder(facts: Facts, _config: Config) -> Verdict:
     return Level.OK, f"{folder.path} is this user's alone, or will be"
 
 
-IMPORTS = "imports"
+IMPORTS, SPEED = "imports", "speed"
 CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("Python", check_python),
     ("versions", check_versions),
@@ -322,6 +368,7 @@ CHECKS: tuple[tuple[str, Callable[[Facts, Config], Verdict]], ...] = (
     ("HTTP port", check_http_port),
     ("dashboard port", check_dashboard_port),
     ("model", check_model),
+    (SPEED, check_speed),
     ("state folder", check_state_dir),
     ("temporary folder", check_temp_dir),
     ("socket folder", check_socket_folder),
@@ -342,20 +389,20 @@ def _wanted_bytes(facts: Facts, config: Config) -> int:
     """Memory without the slab. Weights are taken to lie on disk in two bytes each."""
     ranks = config.workers.tensor_parallel_size
     processes = ranks + (ranks > 1)  # the ranks, and the engine that leads them
-    kv_bytes = config.engine.kv_cache_mib * MIB
+    kv_bytes = config.engine.kv_cache_bytes
     each = processes * ENGINE_BYTES + _weights_bytes(facts, config) + kv_bytes
     return _workers(config) * each + REST_BYTES
 
 
 def _mapped_bytes(facts: Facts, config: Config) -> int:
     """Address space of one worker: the slab is mapped whole."""
-    kv_and_slab = (config.engine.kv_cache_mib + config.slab.mib) * MIB
+    kv_and_slab = config.engine.kv_cache_bytes + config.slab.mib * MIB
     return WORKER_MAPS_BYTES + _weights_bytes(facts, config) + kv_and_slab
 
 
 def _weights_bytes(facts: Facts, config: Config) -> int:
     stored = facts.model.weights_bytes or BUNDLED_WEIGHTS_BYTES
-    return stored * FLOAT_BYTES[config.model.dtype] // FLOAT_BYTES["bfloat16"]
+    return stored * FLOAT_BYTES[config.model.resolved_dtype] // FLOAT_BYTES["bfloat16"]
 
 
 def _elsewhere(config: Config) -> str:

@@ -28,7 +28,16 @@ from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.errors import ModelError, NotRunningError
 from cluster.local_ray import PACKAGES, ROOT
 from cluster.machine_limits import Memory, usable_cores, usable_memory
-from cluster.model_store import WEIGHT_PATTERNS, PreparedModel, check_folder, ready_bundled
+from cluster.machine_speed import Speed, measure
+from cluster.model_store import (
+    BUNDLED_FIGURES,
+    WEIGHT_PATTERNS,
+    ModelFigures,
+    check_folder,
+    figures_in,
+    ready_bundled,
+)
+from cluster.node_facts import BUILD_VARIABLE, NodeFacts, here
 from cluster.ports import listen_briefly
 
 # Distributions whose version decides whether our code fits, by build.
@@ -53,18 +62,27 @@ SHM = Path("/dev/shm")  # noqa: S108 - looked at, nothing is written there
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """FLOP of a prompt token's GEMMs, and numbers that a generated token's step reads."""
+
+    token_flop: float
+    step_numbers: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """The configured model. problem: why it cannot be had, None if it can.
 
-    is_here: nothing needs to be made or fetched. weights_bytes and kv_bytes_per_token are 0 where
-    they are not known yet. cache_free_bytes: disk for preparing it.
+    is_here: nothing needs to be made or fetched. weights_bytes is 0 where it is not known yet.
+    cache_free_bytes: disk for preparing it. work: what its tokens need, where its weights are here.
     """
 
     problem: str | None
     is_here: bool
     weights_bytes: int
-    kv_bytes_per_token: int
+    figures: ModelFigures
     cache_free_bytes: int
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +98,8 @@ class Facts:
     """All that is judged. A port's value is why it cannot be listened on, None if it can.
 
     address_space_bytes: what one process may map at most, None without a limit. import_problem: why
-    the engine's packages cannot be imported, None if they can, or if that was not tried.
+    the engine's packages cannot be imported, None if they can, or if that was not tried. speed:
+    None if it was not measured, or could not be.
     """
 
     python: tuple[int, int, int]
@@ -110,13 +129,18 @@ class Facts:
     temp_dir: FolderFacts
     socket_folder: FolderFacts
     uid: int
+    node: NodeFacts
+    speed: Speed | None
 
 
 def gather(
     config: Config, environ: Mapping[str, str] = os.environ, *, imports: bool = False
 ) -> Facts:
-    """Look at everything once. Takes a second at most (imports: several), and no network."""
-    build = environ.get("HEADWATER_BUILD") or "cpu"
+    """Look at everything once. Takes a second at most, and no network.
+
+    imports: also import what the engine needs and measure what a core computes, some seconds more.
+    """
+    build = environ.get(BUILD_VARIABLE) or "cpu"
     ray = config.ray
     return Facts(
         python=sys.version_info[:3],
@@ -146,6 +170,8 @@ def gather(
         temp_dir=temp_facts(environ),
         socket_folder=socket_facts(),
         uid=os.getuid(),
+        node=here(environ),
+        speed=measure() if imports else None,
     )
 
 
@@ -275,8 +301,9 @@ def model_facts(config: Config, environ: Mapping[str, str]) -> ModelFacts:
         problem=problem,
         is_here=problem is None and found is not None,
         weights_bytes=_weights_bytes(found),
-        kv_bytes_per_token=_kv_bytes_per_token(found, config.model.dtype),
+        figures=BUNDLED_FIGURES if bundled else _figures(found),
         cache_free_bytes=free_bytes(cache),
+        work=_work(found),
     )
 
 
@@ -339,8 +366,22 @@ def _weights_bytes(folder: Path | None) -> int:
     return next((size for size in sizes if size), 0)
 
 
-def _kv_bytes_per_token(folder: Path | None, dtype: str) -> int:
+def _work(folder: Path | None) -> Work | None:
+    try:
+        from deployments.workers.model_work import ModelWorkUnknown, model_work
+    except ImportError:  # the check of our packages tells of it
+        return None
+    try:
+        work = None if folder is None else model_work(folder, "float32")
+    except (ModelWorkUnknown, OSError):
+        return None
+    if work is None:
+        return None
+    return Work(2 * work.layer_weights, work.read_weights)
+
+
+def _figures(folder: Path | None) -> ModelFigures:
     with contextlib.suppress(ModelError, ImportError):  # of a path without our loadtests
         if folder is not None:
-            return PreparedModel(folder, "", "", None, 0.0).kv_bytes_per_token(dtype)
-    return 0
+            return figures_in(folder)
+    return ModelFigures()

@@ -1,6 +1,7 @@
 """Cores and memory that this process may use: the machine's, or less where a cgroup says so.
 
-Called by cluster/machine_facts.py. Reads /proc and /sys only; what cannot be read is no limit.
+Called by cluster/machine_facts.py and cluster/node_facts.py. Reads /proc and /sys only; what cannot
+be read is no limit.
 Sources: the kernel's admin-guide/cgroup-v2 (cpu.max, memory.max) and cgroup-v1 (cfs_quota_us).
 """
 
@@ -15,6 +16,7 @@ KIB = 1 << 10
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUP = Path("/proc/self/cgroup")
 MEMINFO = Path("/proc/meminfo")
+CPU_ROOT = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,17 @@ def usable_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP) -> float:
     if old_quota and old_period and old_quota[0].isdigit():
         cores = min(cores, int(old_quota[0]) / int(old_period[0]))
     return cores
+
+
+def compute_cores(
+    root: Path = CGROUP_ROOT, own: Path = OWN_CGROUP, cpu_root: Path = CPU_ROOT
+) -> int:
+    """Whole physical cores that we may run on: a core's second thread adds nothing to a GEMM."""
+    physical = {
+        _text(cpu_root / f"cpu{cpu}/topology/thread_siblings_list").strip() or str(cpu)
+        for cpu in os.sched_getaffinity(0)
+    }
+    return max(1, min(len(physical), int(usable_cores(root, own))))
 
 
 def usable_memory(

@@ -40,6 +40,26 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """What a choice of precision and KV cache needs to know of a model.
+
+    checkpoint_dtype: empty while the model is not here. kv_numbers_per_token: keys and values of a
+    token over all layers; 0 while that is not known, or where its config does not say.
+    """
+
+    checkpoint_dtype: str = ""
+    kv_numbers_per_token: int = 0
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Size of one token's keys and values over all layers; 0 if it is not known."""
+        return self.kv_numbers_per_token * FLOAT_BYTES[dtype]
+
+
+# Known before the conversion: 30 layers with 3 KV heads of 64.
+BUNDLED_FIGURES = ModelFigures("bfloat16", 2 * 30 * 3 * 64)
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedModel:
     """A model folder that is ready to be loaded."""
 
@@ -54,16 +74,24 @@ class PreparedModel:
     seconds: float
     """Time that the preparation took."""
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """Size of one token's keys and values over all layers; 0 if config.json does not say."""
-        # Here, so that the doctor runs where another `loadtests` is on the path.
-        from loadtests.planner.memory import KvLayout
-        from loadtests.planner.shape import UnknownShape, shape_of
+    @property
+    def figures(self) -> ModelFigures:
+        """What its config.json says."""
+        return figures_in(self.path)
 
-        try:
-            return KvLayout(shape_of(_read_config(self.path)), dtype).token_bytes
-        except UnknownShape:  # such as latent attention, of which any figure would be wrong
-            return 0
+
+def figures_in(folder: Path) -> ModelFigures:
+    """What a model folder's config.json says. Raises ModelDamagedError."""
+    # Here, so that the doctor runs where another `loadtests` is on the path.
+    from loadtests.planner.memory import KvLayout
+    from loadtests.planner.shape import UnknownShape, dtype_of, shape_of
+
+    config = _read_config(folder)
+    try:
+        numbers = KvLayout(shape_of(config), "float32").token_bytes // FLOAT_BYTES["float32"]
+    except UnknownShape:  # such as latent attention, of which any figure would be wrong
+        numbers = 0
+    return ModelFigures(dtype_of(config), numbers)
 
 
 def prepare_model(

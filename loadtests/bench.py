@@ -22,6 +22,8 @@ from loadtests.results import EXIT_MISSED, RESULTS, ROOT, Setting, write_header
 
 BENCHMARKS = {
     "latency": "loadtests.latency",
+    "auto_dtype": "loadtests.auto_dtype",
+    "auto_dtype_avx2": "loadtests.auto_dtype --emulate avx2",
     "tokens": "loadtests.micro.tokens",
     "slab": "loadtests.micro.slab",
     "transport": "loadtests.micro.transport",
@@ -34,8 +36,8 @@ Run = Callable[[str, Path], int]
 
 
 def run_in_process(module: str, results: Path) -> int:
-    """One benchmark's exit code."""
-    command = [sys.executable, "-m", module, "--results", str(results)]
+    """One benchmark's exit code. module: with its own flags after it."""
+    command = [sys.executable, "-m", *module.split(), "--results", str(results)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

@@ -9,6 +9,7 @@ HTTP.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -66,7 +67,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: dict[str, Any], model: str, name: str) -> Limits:
-        """Headwater's own, from what `config --yaml` prints."""
+        """Headwater's own, as product_config reads them."""
         engine = config["engine"]
         return cls(
             model=model,
@@ -112,16 +113,24 @@ class Side:
         return total_s
 
 
-def product_config() -> dict[str, Any]:
-    """The configuration that `headwater serve` is going to use here."""
+def product_config(environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The configuration that `headwater serve` is going to use here, with no value left auto."""
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cli", "config", "--yaml"],
+        [sys.executable, "-m", "cluster.cli", "config", "--json"],
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(yaml.safe_load(done.stdout))
+    found: dict[str, Any] = {}
+    for key, told in json.loads(done.stdout).items():
+        *sections, name = key.split(".")
+        branch = found
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[name] = told.get("resolved", told["value"])
+    return found
 
 
 @contextlib.contextmanager
@@ -139,7 +148,13 @@ def both_sides() -> Iterator[tuple[Side, Side]]:
 
 
 @contextlib.contextmanager
-def headwater(folder: Path, config: dict[str, Any], model: str | None = None) -> Iterator[Side]:
+def headwater(
+    folder: Path,
+    config: dict[str, Any],
+    model: str | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Side]:
     """`headwater serve` with its own settings, but for free ports and a state folder here.
 
     model: another one than its configuration's.
@@ -149,11 +164,13 @@ def headwater(folder: Path, config: dict[str, Any], model: str | None = None) ->
     command = [
         *(sys.executable, "-m", "cluster.cli", "serve", "--state-dir", str(folder / "state")),
         *("--port", str(port), "--dashboard-port", "0"),
+        # As plain vLLM's, whatever this machine has.
+        *("--cores-per-worker", PLAIN_ENVIRONMENT["OMP_NUM_THREADS"]),
         *(() if model is None else ("--model", model)),
     ]
     url = f"http://127.0.0.1:{port}"
     roles = ", ".join(f"{config['workers'][r]['replicas']} {r}" for r in ("prefill", "decode"))
-    with running("Headwater", command, {}, log) as process:
+    with running("Headwater", command, environment or {}, log) as process:
         wait_for(f"{url}/ready", process, log)
         # The greeting at the end of `serve` is a request too: not beside the first measurement.
         wait_for_line("Next:", process, log)

@@ -1,45 +1,66 @@
-"""`headwater config`: each value of the configuration with its source."""
+"""`headwater config`: each value of the configuration with its source.
+
+A value that is auto is shown with what the serve command would choose on this machine now.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 from cluster import config_sources
+from cluster.auto_values import Choices, has_auto, resolve
+from cluster.machine_facts import model_facts
+from cluster.node_facts import here
 
 if TYPE_CHECKING:
     import argparse
+
+    from cluster.config import Config
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the configuration; raises ConfigError if it is not valid."""
     loaded = config_sources.load(arguments)
+    choices = choices_here(loaded.config)
     if arguments.json:
-        text = as_json(loaded)
+        text = as_json(loaded, choices)
     elif arguments.yaml:
-        text = as_yaml(loaded)
+        text = as_yaml(loaded, choices)
     else:
-        text = as_table(loaded)
+        text = as_table(loaded, choices)
     sys.stdout.write(text)
     return 0
 
 
-def as_table(loaded: config_sources.Loaded) -> str:
+def choices_here(config: Config, environ: Mapping[str, str] = os.environ) -> Choices:
+    """What auto would become; {} on a running Ray cluster, whose nodes decide it."""
+    if config.ray.address is not None or not has_auto(config):
+        return {}
+    return resolve(config, [here(environ)], model_facts(config, environ).figures).choices
+
+
+def as_table(loaded: config_sources.Loaded, choices: Choices) -> str:
     """Key, value and source in columns."""
     rows = [("KEY", "VALUE", "SOURCE")]
     for key, _ in config_sources.leaves():
-        rows.append((key, _scalar(loaded, key), loaded.sources[key]))
+        value = _scalar(loaded, key)
+        if _is_chosen(loaded, key, choices):
+            value = f"{value} ({choices[key].value})"
+        rows.append((key, value, loaded.sources[key]))
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}\n" for a, b, c in rows)
 
 
-def as_json(loaded: config_sources.Loaded) -> str:
-    """An object by key: value, source, description."""
+def as_json(loaded: config_sources.Loaded, choices: Choices) -> str:
+    """An object by key: value, source, description; and what auto is resolved to, and why."""
     values = {
         key: {
             "value": _plain(loaded, key),
@@ -48,10 +69,13 @@ def as_json(loaded: config_sources.Loaded) -> str:
         }
         for key, info in config_sources.leaves()
     }
+    for key, choice in choices.items():
+        if _is_chosen(loaded, key, choices):
+            values[key] |= {"resolved": choice.value, "why": choice.why}
     return json.dumps(values, indent=2) + "\n"
 
 
-def as_yaml(loaded: config_sources.Loaded) -> str:
+def as_yaml(loaded: config_sources.Loaded, choices: Choices) -> str:
     """A file that gives this very configuration when loaded, each value with its description."""
     lines: list[str] = []
     open_sections: list[str] = []
@@ -69,8 +93,16 @@ def as_yaml(loaded: config_sources.Loaded) -> str:
             initial_indent=f"{indent}# ",
             subsequent_indent=f"{indent}# ",
         )
-        lines.append(f"{indent}{name}: {_scalar(loaded, key)}")
+        value = _scalar(loaded, key)
+        if _is_chosen(loaded, key, choices):
+            value = f"{value}  # {choices[key].value} on this machine"
+        lines.append(f"{indent}{name}: {value}")
     return "\n".join(lines) + "\n"
+
+
+def _is_chosen(loaded: config_sources.Loaded, key: str, choices: Choices) -> bool:
+    """Whether the start decides a value: one that is auto, or that auto elsewhere fills in."""
+    return key in choices and config_sources.value_of(loaded.config, key) != choices[key].value
 
 
 def _plain(loaded: config_sources.Loaded, key: str) -> object:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from cluster import config_sources
-from cluster.machine_checks import IMPORTS, Finding, Level, judge
+from cluster.auto_values import resolve
+from cluster.machine_checks import IMPORTS, SPEED, Finding, Level, judge
 from cluster.machine_facts import gather
 
 
@@ -20,9 +21,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stderr.write(
             "Importing ray, torch and vllm as serve will (--quick leaves it out) ...\n"
         )
-    findings = judge(gather(config, imports=not arguments.quick), config)
+    facts = gather(config, imports=not arguments.quick)
+    resolved = resolve(config, [facts.node], facts.model.figures)
+    findings = judge(facts, resolved.config)
     if arguments.quick:
-        findings = [finding for finding in findings if finding.check != IMPORTS]
+        findings = [finding for finding in findings if finding.check not in {IMPORTS, SPEED}]
     failed = any(finding.level is Level.FAILURE for finding in findings)
     sys.stdout.write(as_json(findings) if arguments.json else as_table(findings))
     return 1 if failed else 0

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster import config_sources, running
+from cluster.auto_values import resolve
 from cluster.cli_options import LESSONS_PAGE
 from cluster.errors import ClusterError, NotRunningError, PrerequisiteError
+from cluster.node_facts import here
 
 if TYPE_CHECKING:
     from cluster.config import Config
@@ -78,8 +80,9 @@ def _measured(lessons: list[Lesson], folder: Path, config: Config, *, quick: boo
     model = prepare_model(
         config.model.path_or_name, config.model.revision, config.state.cache_dir, _progress
     )
+    dtype = resolve(config, [here()], model.figures).config.model.resolved_dtype
     results: list[Result] = []
-    with Bench(model.path, quick=quick, say=_progress, dtype=config.model.dtype) as bench:
+    with Bench(model.path, quick=quick, say=_progress, dtype=dtype) as bench:
         for number, lesson in enumerate(lessons, 1):
             sys.stdout.write(f"\n{number}/{len(lessons)}  {lesson.TITLE}\n")
             sys.stdout.flush()

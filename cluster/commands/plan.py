@@ -14,7 +14,9 @@ from typing import Any
 
 from cluster import config_sources, plan_workers
 from cluster.config import Config
+from cluster.config_section import AUTO
 from cluster.errors import ModelError
+from cluster.model_store import FLOAT_BYTES
 from cluster.plan_model import PlannedModel, find_model
 from loadtests.planner import memory_plan, textbook
 from loadtests.planner.memory import Device, KvLayout
@@ -57,7 +59,7 @@ def _memory_asked(
     ranks = arguments.tp or config.workers.tensor_parallel_size
     layout = KvLayout(
         model.shape,
-        config.model.dtype,
+        _dtype(config, model),
         arguments.kv_dtype,
         ranks,
         arguments.block_tokens or config.engine.block_size_tokens,
@@ -80,11 +82,18 @@ def _memory_asked(
     )
 
 
+def _dtype(config: Config, model: PlannedModel) -> str:
+    """A plan may be for other machines: where the dtype is auto, the checkpoint's own."""
+    if config.model.dtype != AUTO:
+        return config.model.dtype
+    return model.shape.dtype if model.shape.dtype in FLOAT_BYTES else "bfloat16"
+
+
 def _weights(arguments: argparse.Namespace, config: Config, model: PlannedModel) -> Weights | None:
     if arguments.weights is not None:
         return Weights(arguments.weights, "as given")
     try:
-        return weights_of(model.folder, model.config, model.shape, config.model.dtype)
+        return weights_of(model.folder, model.config, model.shape, _dtype(config, model))
     except UnknownShape:
         return None
 

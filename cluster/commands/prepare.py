@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 from cluster import config_sources
+from cluster.auto_values import resolve
 from cluster.errors import ModelError
 from cluster.kv_room import check_kv_room
+from cluster.node_facts import here
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,7 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     model = prepare_model(
         config.model.path_or_name, config.model.revision, config.state.cache_dir, _say
     )
-    check_kv_room(config, model.kv_bytes_per_token(config.model.dtype))
+    resolved = resolve(config, [here()], model.figures).config
+    check_kv_room(resolved, model.figures)
     if arguments.link is not None:
         _point(arguments.link, model.path)
     _say(f"Model {config.model.served} is ready in {arguments.link or model.path}.")

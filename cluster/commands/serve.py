@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from cluster import config_sources, running, serve_output
 from cluster.ask import ask
+from cluster.auto_values import Choices, has_auto, in_words, resolve
 from cluster.config import Config, keys_are_set, keys_file_of
 from cluster.credentials import KEY_VARIABLE
 from cluster.errors import NotRunningError, PrerequisiteError
@@ -25,6 +26,7 @@ from cluster.ray_token import place_of_token
 
 if TYPE_CHECKING:
     from cluster.local_ray import RayCluster
+    from cluster.model_store import ModelFigures
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 END_MARGIN_S = 60.0  # for agents, Serve and Ray to end
@@ -75,18 +77,23 @@ def _run(config: Config, began_s: float, ready: Callable[[], None] | None) -> No
     model = prepare_model(
         config.model.path_or_name, config.model.revision, config.state.cache_dir, say
     )
-    check_kv_room(config, model.kv_bytes_per_token(config.model.dtype))
     say(f"Model {config.model.served} is ready in {model.path}.")
+    choices: Choices = {}
+    if config.ray.address is None:
+        config, choices = _resolved(config, model.figures)
     secret = launch.secret_in(config.state.dir)
     say("Starting Ray." if config.ray.address is None else f"Connecting to {config.ray.address}.")
     with ray_cluster(config) as cluster:
         launch.refuse_second(config)
+        if config.ray.address is not None:
+            config, choices = _resolved(config, model.figures)
         began_serve = not cluster.ours and not launch.serve_runs()
         _listen_to_signals()  # again: Ray sets a SIGTERM handler of its own
         try:
             me = _myself(config, cluster, began_serve=began_serve)
             running.write(config.state.dir, me)
-            _serve(config, Path(model.path), secret, me, began_s, ready)
+            launch.deploy(config, Path(model.path), secret, choices=choices)
+            _greet(config, me, began_s, ready)
             signal.pause()
         except KeyboardInterrupt:
             say("\nStopping: running requests may finish, then all that was started here ends.")
@@ -117,17 +124,28 @@ def _myself(config: Config, cluster: RayCluster, *, began_serve: bool) -> runnin
     )
 
 
-def _serve(
-    config: Config,
-    model_path: Path,
-    secret: Path,
-    me: running.Running,
-    began_s: float,
-    ready: Callable[[], None] | None,
+def _resolved(config: Config, model: ModelFigures) -> tuple[Config, Choices]:
+    """Nothing is auto any more; says what was chosen. Raises ConfigError, StartError."""
+    from cluster import node_facts
+
+    if config.ray.address is None:
+        nodes = [node_facts.here()]
+    else:
+        nodes = node_facts.of_cluster() if has_auto(config) else []
+    found = resolve(config, nodes, model)
+    check_kv_room(found.config, model)
+    say(f"Chosen:     {in_words(found.choices)}")
+    for warning in found.warnings:
+        say(f"Warning:    {warning}")
+    return found.config, found.choices
+
+
+def _greet(
+    config: Config, me: running.Running, began_s: float, ready: Callable[[], None] | None
 ) -> None:
+    """Wait until it answers, ask it something, and show how to go on."""
     from cluster import launch
 
-    launch.deploy(config, model_path, secret)
     for each in me.endpoints:
         launch.wait_ready(each, say, logs=me.logs)
     say(f"Ready after {time.monotonic() - began_s:.0f} s.\n")

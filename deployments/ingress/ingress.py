@@ -75,6 +75,8 @@ class IngressSettings:
     door: DoorAddress | None = None  # None: clients come through Serve's proxy
     drain_s: float = 60.0  # in which answers may end once Serve takes this replica away
     is_scaled: bool = False  # whether the number of a role's workers may change
+    # Value and reason of each setting that may be left to the start, by its dotted key.
+    chosen: dict[str, dict[str, str | int]] = field(default_factory=dict)
 
 
 class Ingress:
@@ -249,6 +251,7 @@ class Ingress:
         body: dict[str, Any] = {
             "ingress": client.ingress_id,
             "model": self._settings.client.model,
+            "chosen": self._settings.chosen,
             "workers": workers,
             "requests": {
                 "in_flight": {stage.value: n for stage, n in flow.in_flight().items()},
@@ -270,7 +273,14 @@ class Ingress:
             "scaling": await self._scaling(),
             "admission": asdict(self._admission.view(self._settings.client.model, now_s)),
             "keys": self._access.as_json(now_s),
-            "degraded": [words for found in client.degraded().values() for words in found],
+            "degraded": [
+                *(words for found in client.degraded().values() for words in found),
+                *(
+                    f"{one['id']} on node {one['node']}: {one['slow']}"
+                    for one in workers
+                    if one.get("slow")
+                ),
+            ],
         }
         return JSONResponse(body)
 
@@ -331,6 +341,7 @@ class Ingress:
             status |= {name: getattr(load, name) for name in load.__struct_fields__}
             status["slots"] = link.welcome.slots
             status["step_tokens_max"] = link.welcome.step_tokens_max
+            status["slow"] = link.welcome.slow
         return status
 
     async def _ledger(self, *, scan: bool = True, owners: bool = True) -> JSONResponse:

@@ -53,7 +53,8 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
     ``namespace``: all that the workers of a model must have in common (the identity of their
     blocks, and max_model_len), as text, to name a differing field. ``slots`` and
-    ``step_tokens_max``: requests and tokens that one engine step may have; 0: not told.
+    ``step_tokens_max``: requests and tokens that one engine step may have; 0: not told. ``slow``:
+    why this node cannot serve the configured settings well; empty where it can.
     """
 
     worker: str
@@ -67,6 +68,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=3):
     queue_max: int
     machine: str = ""
     step_tokens_max: int = 0
+    slow: str = ""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
+
+CPU_ROOT = Path("/sys/devices/system/cpu")
 
 
 class CoreClaims:
@@ -20,7 +24,7 @@ class CoreClaims:
     def claim(self, pid: int, count: int) -> list[int]:
         """Give ``count`` free cores to a process; [] when not so many are free. Writes the file."""
         held = {core: who for core, who in self._read().items() if started(who[0]) == who[1]}
-        free = [core for core in sorted(os.sched_getaffinity(0)) if core not in held]
+        free = [core for core in spread(os.sched_getaffinity(0)) if core not in held]
         began = started(pid)
         if len(free) < count or began is None:
             return []
@@ -40,6 +44,20 @@ class CoreClaims:
             return {int(core): (int(pid), int(began)) for core, (pid, began) in found.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
+
+
+def spread(cpus: Iterable[int], root: Path = CPU_ROOT) -> list[int]:
+    """CPUs in the order to give them out: one of each physical core, then their second threads."""
+    ordered: list[tuple[int, int]] = []
+    threads: Counter[str] = Counter()
+    for cpu in sorted(cpus):
+        try:
+            physical = (root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        except OSError:
+            physical = str(cpu)
+        ordered.append((threads[physical], cpu))
+        threads[physical] += 1
+    return [cpu for _, cpu in sorted(ordered)]
 
 
 def started(pid: int) -> int | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import ray
 from ray import serve
 
+from deployments.cpu_precision import cpu_flags, slow_reason
 from deployments.engine.settings import EngineSettings
 from deployments.links import frames
 from deployments.links.listening import ListenSettings, listening_here
@@ -162,7 +163,17 @@ class EngineWorker:
             queue_max=self._settings.queue_max,
             machine=f"{loop.engine.layout.isa}, {self._settings.cores} cores",
             step_tokens_max=engine.max_num_batched_tokens,
+            slow=self._slow_here(),
         )
+
+    def _slow_here(self) -> str:
+        """Why this node computes the engine's dtype slowly; empty where it does not."""
+        if not self._server.loop.engine.layout.isa.startswith("cpu/"):
+            return ""
+        reason = slow_reason(cpu_flags(), self._engine_settings.dtype)
+        if reason:
+            log.warning("%s is slow on node %s: %s", self.worker_id, self._node, reason)
+        return reason
 
     # ---- Serve ------------------------------------------------------------------------------
 

@@ -12,6 +12,12 @@ by rayservice.yaml.
 {{- fail "monitoring.podMonitor, monitoring.serviceMonitor and alerts.enabled need the Prometheus operator's kinds (monitoring.coreos.com/v1), which this cluster has not: install it, or leave the three off and let Prometheus scrape port 8080 of the pods by their annotations" -}}
 {{- end -}}
 
+{{- range $key, $value := dict "model.dtype" $values.config.model.dtype "engine.kv_cache_mib" $values.config.engine.kv_cache_mib "workers.cores_per_worker" $values.config.workers.cores_per_worker -}}
+{{- if eq (toString $value) "auto" -}}
+{{- fail (printf "config.%s is auto, which only the serve command resolves: the chart sizes pods before it knows their nodes. Name a value; for config.model.dtype on CPUs, bfloat16 where the nodes list amx_bf16, avx512_bf16 or Arm's bf16 in /proc/cpuinfo, else float32" $key) -}}
+{{- end -}}
+{{- end -}}
+
 {{- $model := $values.model -}}
 {{- if eq $model.source "hub" -}}
 {{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$" $model.name) -}}

@@ -123,7 +123,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
         heads,
         kv_heads,
         _head_dim(text, heads),
-        _dtype(text, config),
+        dtype_of(config),
         _whole(text.get("max_position_embeddings")),
         notes,
     )
@@ -206,9 +206,9 @@ def _windows(text: Mapping[str, Any], kind: str, layers: int) -> tuple[int | Non
     raise UnknownShape(f"{kind} has a sliding window, and its config does not say in which layers")
 
 
-def _dtype(text: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+def dtype_of(config: Mapping[str, Any]) -> str:
     """The weights' own type; float32 where none is named, as transformers has it."""
-    for part in (text, config):
+    for part in (text_part(config), config):
         told = part.get("dtype") or part.get("torch_dtype")
         if told:
             return str(told).removeprefix("torch.")

@@ -116,6 +116,8 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
         *(sys.executable, "-m", "cluster.cli", "serve"),
         *("--port", "0", "--dashboard-port", "0", "--state-dir", str(state_dir)),
         *("--max-model-len", str(CONTEXT), "--kv-mib", "192", "--slab-mib", "256"),
+        # As the plain servers', whatever this machine has.
+        *("--cores-per-worker", "1"),
         *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
         *("--set", f"engine.block_size_tokens={BLOCK}"),
         *("--set", f"limits.queue_max_requests={QUEUE_MAX}"),

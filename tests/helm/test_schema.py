@@ -111,9 +111,10 @@ def test_the_configurations_keys_are_the_products_but_for_those_that_the_chart_s
 def test_defaults_that_the_chart_computes_with_are_the_products() -> None:
     own = Config()
     config = VALUES["config"]
-    assert config["engine"]["kv_cache_mib"] == own.engine.kv_cache_mib
+    assert config["model"]["dtype"] != own.model.dtype == "auto"
+    assert config["engine"]["kv_cache_mib"] != own.engine.kv_cache_mib == "auto"
     assert config["slab"]["mib"] == own.slab.mib
-    assert config["workers"]["cores_per_worker"] == own.workers.cores_per_worker
+    assert config["workers"]["cores_per_worker"] != own.workers.cores_per_worker == "auto"
     assert config["workers"]["tensor_parallel_size"] == own.workers.tensor_parallel_size
 
 

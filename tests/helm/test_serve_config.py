@@ -107,7 +107,7 @@ def test_the_pods_offer_what_the_workers_take(helm: Helm, name: str) -> None:
         for role, resource in (("Prefill", "headwater_prefill"), ("Decode", "headwater_decode"))
     )
     assert offered["GPU"] == devices
-    assert offered["CPU"] == config.workers.cores_each * sum(r.replicas for r in workers.values())
+    assert offered["CPU"] == sum(config.workers.cores_of(r) * r.replicas for r in workers.values())
 
 
 def resources_of(group: Json) -> dict[str, float]:
@@ -153,7 +153,8 @@ def test_what_the_ordinary_file_says_the_chart_says_in_the_same_words(
     values.write_text(yaml.safe_dump({"config": ordinary}))
     found = arguments_of(helm.render("--values", str(values)).application).config
     local = loaded(yaml.safe_dump(ordinary), tmp_path)
-    same = ("engine", "limits", "router", "slab")
+    same = ("limits", "router", "slab")
+    assert found.engine == local.engine.model_copy(update={"kv_cache_mib": 256})
     assert [getattr(found, name) for name in same] == [getattr(local, name) for name in same]
     assert (found.model.dtype, found.model.max_model_len) == ("float32", 4096)
     assert found.workers.stall_s == 30
@@ -162,7 +163,8 @@ def test_what_the_ordinary_file_says_the_chart_says_in_the_same_words(
 def test_what_is_left_out_is_the_products_own_default(helm: Helm) -> None:
     found = arguments_of(helm.render().application).config
     own = Config()
-    for name in ("engine", "slab", "router", "limits", "tenants"):
+    assert found.engine == own.engine.model_copy(update={"kv_cache_mib": 256})
+    for name in ("slab", "router", "limits", "tenants"):
         assert getattr(found, name) == getattr(own, name)
     # On a node with several pods each would take the same first cores.
     assert found.workers.pin_cores is False

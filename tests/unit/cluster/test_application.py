@@ -25,6 +25,7 @@ from deployments.flow.flow_types import Role
 from deployments.links.listening import ListenSettings
 from kvcache.connector.config import ConnectorConfig
 from kvcache.identity import Namespace
+from tests.fakes.nodes import resolved
 
 
 def test_the_ingress_expects_the_configured_settings_of_every_worker_under_their_names() -> None:
@@ -32,7 +33,7 @@ def test_the_ingress_expects_the_configured_settings_of_every_worker_under_their
         model=ModelConfig(served_name="m", dtype="float32", max_model_len=1024),
         engine=EngineConfig(block_size_tokens=64),
     )
-    expected = _client(BuildArguments(config=config, model_path="/m", secret_file="/s"))
+    expected = _client(BuildArguments(config=resolved(config), model_path="/m", secret_file="/s"))
     assert expected.expected_namespace == {
         "model": "m",
         "block_size": "64",
@@ -47,7 +48,7 @@ def test_the_ingress_expects_the_configured_settings_of_every_worker_under_their
 
 def deployments_of(config: Config) -> dict[str, Any]:
     """Each worker deployment by name, with the settings that it is bound to."""
-    args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+    args = BuildArguments(config=resolved(config), model_path="/m", secret_file="/s")
     return {role: _worker(args, role)._bound_deployment for role in Role}
 
 
@@ -89,14 +90,14 @@ def test_workers_of_both_roles_have_as_many_ranks_and_cores_for_each() -> None:
         (settings,) = one.init_args
         assert settings.engine.tensor_parallel_size == 2
         assert settings.cores == one.ray_actor_options["num_cpus"] == 6
-    expected = _client(BuildArguments(config=config, model_path="/m", secret_file="/s"))
+    expected = _client(BuildArguments(config=resolved(config), model_path="/m", secret_file="/s"))
     assert expected.expected_namespace["tensor_parallel_size"] == "2"
 
 
 def test_the_ingress_knows_how_tenants_are_named() -> None:
     tenants = TenantsConfig(header="X-Who", keys_file=Path("/k"))
     for config, told in ((Config(tenants=tenants), ("X-Who", "/k")), (Config(), ("", ""))):
-        args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+        args = BuildArguments(config=resolved(config), model_path="/m", secret_file="/s")
         (settings, *_) = build(args)._bound_deployment.init_args
         assert (settings.tenant_header, settings.tenant_keys_file) == told
 
@@ -110,7 +111,7 @@ def test_the_ingress_knows_where_the_keys_are_and_whether_they_must_be_there(
         (Config(keys=named), KeySettings(str(Path.cwd() / "keys/k.json"), True, 0.5)),  # noqa: FBT003
         (Config(state=state), KeySettings(str(tmp_path / "keys.json"), False, 1.0)),  # noqa: FBT003
     ):
-        args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+        args = BuildArguments(config=resolved(config), model_path="/m", secret_file="/s")
         (settings, *_) = build(args)._bound_deployment.init_args
         assert settings.keys == told
 

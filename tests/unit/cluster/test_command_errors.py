@@ -19,6 +19,7 @@ from cluster import cli, local_ray, running
 from cluster.commands import serve as serve_command
 from cluster.config import Config
 from cluster.errors import PrerequisiteError, StartError
+from tests.fakes.nodes import resolved
 from tests.unit.cluster import fake_endpoint
 from tests.unit.cluster.status_examples import serve as serve_status
 from tests.unit.cluster.status_examples import status
@@ -232,7 +233,7 @@ def test_ray_that_does_not_start_is_told_with_its_logs(
     monkeypatch.setattr(ray, "init", fails)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))  # Ray's token is made there
-    config = Config.model_validate({"state": {"dir": tmp_path / "state"}})
+    config = resolved(Config.model_validate({"state": {"dir": tmp_path / "state"}}))
     before = dict(os.environ)
     with pytest.raises(StartError) as failed, local_ray.ray_cluster(config):
         pass

@@ -11,13 +11,13 @@ import pytest
 from pydantic import ValidationError
 
 from cluster import config_flags, config_sources
-from cluster.config import MIB, Config, default_cache_dir, default_state_dir
+from cluster.config import Config, default_cache_dir, default_state_dir
 from cluster.errors import ConfigError
 from cluster.kv_room import check_kv_room
+from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from deployments.links.frames import REQUEST_BODY_BYTES_MAX
 from router.settings import RouterSettings
-
-SMOLLM2_KV_BYTES_PER_TOKEN = 23_040
+from tests.fakes.nodes import FAST, SLOW, resolved
 
 
 def load(
@@ -58,10 +58,9 @@ def test_every_address_is_loopback_by_default() -> None:
 
 
 def test_the_default_kv_cache_holds_a_request_of_full_length() -> None:
-    config = Config()
-    assert (
-        config.engine.kv_cache_mib * MIB >= config.model.max_model_len * SMOLLM2_KV_BYTES_PER_TOKEN
-    )
+    for node, token_bytes in ((FAST, 23_040), (SLOW, 46_080)):
+        config = resolved(Config(), node)
+        assert config.engine.kv_cache_bytes >= config.model.max_model_len * token_bytes
 
 
 def test_the_router_defaults_are_the_routers_own() -> None:
@@ -240,11 +239,14 @@ def test_the_folders_follow_the_xdg_variables(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_kv_cache_too_small_for_one_request_is_refused_with_what_it_takes() -> None:
-    check_kv_room(Config(), SMOLLM2_KV_BYTES_PER_TOKEN)
-    check_kv_room(Config(), 0)
-    small = load("--kv-mib", "100").config
-    with pytest.raises(ConfigError, match="takes 180 MiB"):
-        check_kv_room(small, SMOLLM2_KV_BYTES_PER_TOKEN)
+    check_kv_room(resolved(Config()), BUNDLED_FIGURES)
+    check_kv_room(resolved(Config()), ModelFigures())
+    small = resolved(load("--kv-mib", "100").config)
+    with pytest.raises(ConfigError, match="takes 181 MiB"):
+        check_kv_room(small, BUNDLED_FIGURES)
+    exact = resolved(load("--kv-mib", "180").config)  # vLLM keeps a block for itself
+    with pytest.raises(ConfigError, match="takes 181 MiB"):
+        check_kv_room(exact, BUNDLED_FIGURES)
 
 
 def test_resources_of_a_role_come_from_file_environment_and_flag(yaml_file: Path) -> None:

@@ -34,6 +34,29 @@ def test_json_has_value_source_and_description(capsys: pytest.CaptureFixture[str
     assert "MiB" in found["slab.mib"]["description"]
 
 
+@pytest.mark.parametrize(("flags", "dtype"), [("avx512_bf16", "bfloat16"), ("avx2", "float32")])
+def test_config_shows_auto_with_what_it_becomes_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: str, dtype: str
+) -> None:
+    monkeypatch.setenv("HEADWATER_CPU_FLAGS", flags)
+    assert cli.main(["config"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("model.dtype")]
+    assert line.split() == ["model.dtype", "auto", f"({dtype})", "default"]
+    assert cli.main(["config", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["model.dtype"]
+    assert (shown["value"], shown["resolved"]) == ("auto", dtype)
+    assert cli.main(["config", "--json", "--dtype", "float16"]) == 0
+    assert "resolved" not in json.loads(capsys.readouterr().out)["model.dtype"]
+
+
+def test_config_leaves_auto_to_the_nodes_of_a_running_ray(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["config", "--json", "--address", "10.0.0.1:6379"]) == 0
+    shown = json.loads(capsys.readouterr().out)["model.dtype"]
+    assert shown["value"] == "auto" and "resolved" not in shown
+
+
 def test_the_yaml_form_loads_back_to_the_same_configuration(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

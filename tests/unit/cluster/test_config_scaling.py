@@ -10,6 +10,7 @@ from cluster.config import Config, HttpConfig
 from cluster.config_scaling import ScalingConfig
 from cluster.config_workers import WorkerRoleConfig, WorkersConfig
 from cluster.local_ray import _local_arguments
+from tests.fakes.nodes import resolved
 
 
 def test_a_role_scales_only_where_its_bounds_differ() -> None:
@@ -38,7 +39,7 @@ def test_silence_shorter_than_two_reports_is_refused() -> None:
 
 def test_a_local_ray_has_room_for_all_workers_that_there_may_be() -> None:
     role = WorkerRoleConfig(replicas_max=90, resources={"rack": 1.0})
-    found = _local_arguments(Config(workers=WorkersConfig(prefill=role)))
+    found = _local_arguments(resolved(Config(workers=WorkersConfig(prefill=role))))
     assert found["num_cpus"] == 91
     assert found["resources"] == {"rack": 90.0}
 
@@ -46,7 +47,9 @@ def test_a_local_ray_has_room_for_all_workers_that_there_may_be() -> None:
 def test_several_ingresses_have_a_port_each_from_the_first_on() -> None:
     http = HttpConfig(port=9000, replicas=3, drain_s=5)
     assert list(http.ports) == [9000, 9001, 9002]
-    arguments = BuildArguments(config=Config(http=http), model_path="/m", secret_file="/s")
+    arguments = BuildArguments(
+        config=resolved(Config(http=http)), model_path="/m", secret_file="/s"
+    )
     bound = build(arguments)._bound_deployment
     assert bound._deployment_config.graceful_shutdown_timeout_s == http.kill_after_s == 20
     (settings, *_) = bound.init_args
@@ -67,7 +70,7 @@ def test_serve_kills_a_worker_only_after_it_had_time_to_hand_over() -> None:
     from deployments.flow.flow_types import Role
 
     config = Config(workers=WorkersConfig(drain_s=7))
-    arguments = BuildArguments(config=config, model_path="/m", secret_file="/s")
+    arguments = BuildArguments(config=resolved(config), model_path="/m", secret_file="/s")
     for role in Role:
         bound = _worker(arguments, role)._bound_deployment
         (settings,) = bound.init_args

@@ -118,6 +118,15 @@ def test_an_engine_package_that_does_not_load_is_a_failure(
     assert not failed({name: checks[name] for name in usual}, usual)
 
 
+def test_torch_that_does_not_load_leaves_the_speed_unknown(tmp_path: Path) -> None:
+    (tmp_path / "strange").mkdir()
+    (tmp_path / "strange/torch.py").write_text("raise ImportError('libc10.so is cut off')")
+    _, checks = examine(tmp_path, quick=False, PYTHONPATH=f"{tmp_path / 'strange'}:{ROOT}")
+    assert checks["imports"][0] == "failure"
+    assert checks["speed"][0] == "ok"
+    assert "was not measured" in checks["speed"][1]
+
+
 def test_a_missing_lscpu_is_a_failure(tmp_path: Path) -> None:
     code, checks = examine(tmp_path, PATH=str(tmp_path))
     assert code == 1

@@ -28,7 +28,7 @@ def test_a_good_machine_ends_with_code_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert examine(monkeypatch, GOOD) == 0
-    assert capsys.readouterr().out.endswith("\n15 ok. ./headwater serve can run.\n")
+    assert capsys.readouterr().out.endswith("\n16 ok. ./headwater serve can run.\n")
 
 
 def test_a_warning_alone_ends_with_code_0(
@@ -37,7 +37,7 @@ def test_a_warning_alone_ends_with_code_0(
     assert examine(monkeypatch, replace(GOOD, cores=1.0)) == 0
     shown = capsys.readouterr().out
     assert "\nwarning  cores" in shown
-    assert "14 ok, 1 warning. ./headwater serve can run." in shown
+    assert "15 ok, 1 warning. ./headwater serve can run." in shown
 
 
 def test_a_failure_ends_with_code_1_and_stands_out(
@@ -46,7 +46,7 @@ def test_a_failure_ends_with_code_1_and_stands_out(
     assert examine(monkeypatch, replace(GOOD, has_lscpu=False, cores=1.0)) == 1
     shown = capsys.readouterr().out
     assert "\nFAILURE  libraries" in shown
-    assert "13 ok, 1 warning, 1 failure. Mend the failures first." in shown
+    assert "14 ok, 1 warning, 1 failure. Mend the failures first." in shown
 
 
 def test_machines_get_json_and_the_same_exit_code(

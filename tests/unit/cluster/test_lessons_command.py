@@ -28,7 +28,7 @@ class Context(FakeBench):
 @pytest.fixture(autouse=True)
 def no_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    model = SimpleNamespace(path=tmp_path)
+    model = SimpleNamespace(path=tmp_path, figures=model_store.BUNDLED_FIGURES)
     monkeypatch.setattr(model_store, "prepare_model", lambda *_: model)
     monkeypatch.setattr(frame, "Bench", lambda *_, **__: Context())
 

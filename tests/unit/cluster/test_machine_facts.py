@@ -14,8 +14,8 @@ import pytest
 from cluster import machine_facts as facts
 from cluster.config import BUNDLED_MODEL, Config
 from cluster.local_ray import PACKAGES, ROOT
-from cluster.machine_limits import Memory, usable_cores, usable_memory
-from cluster.model_store import prepare_model
+from cluster.machine_limits import Memory, compute_cores, usable_cores, usable_memory
+from cluster.model_store import BUNDLED_FIGURES, prepare_model
 from tests.unit.cluster import tiny_gguf
 
 LOCK = """\
@@ -51,6 +51,22 @@ def test_a_cgroup_limits_cores_and_memory_at_any_height(tmp_path: Path) -> None:
     write(root / "pod/container/memory.stat", "anon 5\ninactive_file 1000000\n")
     assert usable_cores(root, own) == 0.5
     assert usable_memory(root, own, meminfo) == Memory(4_096_000, 2_096_000)
+
+
+def test_compute_cores_are_physical_and_within_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = write(tmp_path / "own", "0::/pod\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
+    assert compute_cores(tmp_path, own, tmp_path / "absent") == 8
+    for cpu in range(8):
+        siblings = f"{cpu % 4},{cpu % 4 + 4}\n"
+        write(tmp_path / f"cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
+    assert compute_cores(tmp_path, own, tmp_path / "cpu") == 4
+    write(tmp_path / "pod/cpu.max", "350000 100000\n")
+    assert compute_cores(tmp_path, own, tmp_path / "cpu") == 3
+    write(tmp_path / "pod/cpu.max", "50000 100000\n")
+    assert compute_cores(tmp_path, own, tmp_path / "cpu") == 1
 
 
 def test_an_old_cgroup_limits_too(tmp_path: Path) -> None:
@@ -149,7 +165,7 @@ def test_the_bundled_model_is_here_once_it_is_prepared_and_whole(
     monkeypatch.setattr("cluster.model_store.find_bundled", lambda: source)
     wanted = config(state={"cache_dir": tmp_path / "cache"})
     found = facts.model_facts(wanted, {})
-    assert (found.problem, found.is_here, found.kv_bytes_per_token) == (None, False, 0)
+    assert (found.problem, found.is_here, found.figures) == (None, False, BUNDLED_FIGURES)
     made = prepare_model(BUNDLED_MODEL, None, tmp_path / "cache", lambda _: None).path
     assert facts.model_facts(wanted, {}).is_here
     (made / "config.json").write_text("{}")

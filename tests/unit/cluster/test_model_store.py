@@ -67,8 +67,10 @@ def test_the_bundled_model_is_converted_once(prepare: Prepare, said: Said) -> No
 
 def test_kv_bytes_follow_from_the_config(prepare: Prepare) -> None:
     head = tiny_gguf.HIDDEN // tiny_gguf.HEADS
-    assert prepare().kv_bytes_per_token("bfloat16") == 2 * 1 * tiny_gguf.KV_HEADS * head * 2
-    assert prepare().kv_bytes_per_token("float32") == 2 * prepare().kv_bytes_per_token("bfloat16")
+    assert prepare().figures.kv_bytes_per_token("bfloat16") == 2 * 1 * tiny_gguf.KV_HEADS * head * 2
+    assert prepare().figures.kv_bytes_per_token(
+        "float32"
+    ) == 2 * prepare().figures.kv_bytes_per_token("bfloat16")
 
 
 def test_a_model_whose_kv_is_not_understood_has_no_size_rather_than_a_wrong_one(
@@ -77,9 +79,9 @@ def test_a_model_whose_kv_is_not_understood_has_no_size_rather_than_a_wrong_one(
     latent = {"num_attention_heads": 8, "num_hidden_layers": 2, "hidden_size": 512}
     (tmp_path / "config.json").write_text(json.dumps({**latent, "kv_lora_rank": 64}))
     model = model_store.PreparedModel(tmp_path, "m", "", None, 0.0)
-    assert model.kv_bytes_per_token("bfloat16") == 0
+    assert model.figures.kv_bytes_per_token("bfloat16") == 0
     (tmp_path / "config.json").write_text(json.dumps(latent))
-    assert model.kv_bytes_per_token("bfloat16") == 2 * 2 * 8 * 64 * 2
+    assert model.figures.kv_bytes_per_token("bfloat16") == 2 * 2 * 8 * 64 * 2
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])

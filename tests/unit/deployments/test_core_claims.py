@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.node.core_claims import CoreClaims, started
+from deployments.node.core_claims import CoreClaims, spread, started
 
 
 @pytest.fixture
@@ -49,3 +49,13 @@ def test_a_damaged_file_is_no_claim_and_forgetting_removes_it(tmp_path: Path) ->
     claims.forget()
     assert not path.exists()
     assert claims.claim(2**22 + 1, 1) == []
+
+
+def test_spread_gives_out_physical_cores_first(tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0-1", "0-1", "2-3", "2-3")):
+        folder = tmp_path / f"cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    assert spread({0, 1, 2, 3}, tmp_path) == [0, 2, 1, 3]
+    assert spread({3, 1}, tmp_path) == [1, 3]
+    assert spread({1, 0}, tmp_path / "absent") == [0, 1]

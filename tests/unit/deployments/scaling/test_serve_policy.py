@@ -18,6 +18,7 @@ from deployments.flow.flow_types import Role
 from deployments.links.frames import Load
 from deployments.scaling.notes import Note
 from deployments.scaling.readings import figures_of
+from tests.fakes.nodes import resolved
 
 DEPLOYMENT = DeploymentID("PrefillWorker", "headwater")
 REPLICAS = [ReplicaID(name, DEPLOYMENT) for name in ("abc", "def")]
@@ -28,7 +29,7 @@ EAGER = ScalingConfig(
 
 
 def autoscaling(role: Role, config: Config) -> AutoscalingConfig:
-    args = BuildArguments(config=config, model_path="/m", secret_file="/s")
+    args = BuildArguments(config=resolved(config), model_path="/m", secret_file="/s")
     bound = _worker(args, role)._bound_deployment
     found = bound._deployment_config.autoscaling_config
     assert isinstance(found, AutoscalingConfig)
@@ -158,7 +159,7 @@ def test_notes_are_written_every_few_seconds_not_ten_times_a_second() -> None:
 
 
 def test_the_role_that_has_one_size_is_not_scaled() -> None:
-    args = BuildArguments(config=CONFIG, model_path="/m", secret_file="/s")
+    args = BuildArguments(config=resolved(CONFIG), model_path="/m", secret_file="/s")
     bound = _worker(args, Role.DECODE)._bound_deployment
     assert bound._deployment_config.autoscaling_config is None
     assert bound.num_replicas == 1
