@@ -253,8 +253,14 @@ def test_damage_in_another_nodes_slab_is_caught_counted_and_recomputed(
     other_slab: Campaign, damage: Damage, times: int, reason: str
 ) -> None:
     failed = other_slab.run(damage, times // 2)
-    assert other_slab.counted() == {reason: failed}
-    assert dict(other_slab.worker.session.stats().pulls_failed) == {reason: failed}
+    counted = Counter(other_slab.counted())
+    # The other node's agent may retire the second of two damaged blocks while it is pulled again:
+    # that pull meets a stale slot.
+    retired_meanwhile = counted - Counter({reason: failed})
+    assert set(retired_meanwhile) <= {STALE}
+    assert counted.total() == failed
+    assert counted[reason] >= times // 2, "each first load meets the damage itself"
+    assert dict(other_slab.worker.session.stats().pulls_failed) == counted
     assert other_slab.caught == failed >= times // 2
 
 
