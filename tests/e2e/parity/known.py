@@ -170,7 +170,7 @@ KNOWN = (
     ),
     *(
         Known(
-            "a route of ours",
+            "a route of ours, which plain vLLM does not have",
             re.escape(f"body.paths.{route}"),
             ("tokens: interface",),
         )

@@ -7,7 +7,7 @@ import argparse
 import pytest
 from pydantic import ValidationError
 
-from cluster import config_sources
+from cluster import config_flags, config_sources
 from cluster.config import Config, HttpConfig
 
 
@@ -42,7 +42,7 @@ def test_allowed_origins_of_a_flag_and_the_environment_are_read(
     text: str, origins: tuple[str, ...]
 ) -> None:
     parser = argparse.ArgumentParser()
-    config_sources.add_arguments(parser)
+    config_flags.add_arguments(parser, "model")
     flag = parser.parse_args(["--set", f"http.allowed_origins={text}"])
     name = "HEADWATER_HTTP__ALLOWED_ORIGINS"
     for arguments, environ in ((flag, {}), (parser.parse_args([]), {name: text})):
