@@ -109,7 +109,7 @@ def _cases() -> list[Case]:
             max_tokens=12,
         ),
         completion("several prompts", [prompt(40, 28), prompt(300, 29)], max_tokens=10),
-        completion("bad words", prompt(64, 30), bad_words=[" the", " and"]),
+        completion("bad words", prompt(64, 31), bad_words=[" the", " and"]),
     ]
     cases += [
         chat("plain answer", CAPITAL),

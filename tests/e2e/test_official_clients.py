@@ -304,7 +304,7 @@ def test_each_mistake_raises_the_clients_own_exception(client: openai.OpenAI) ->
     assert (wrong.value.code, wrong.value.param) == ("invalid_type", "input")
 
     with pytest.raises(openai.NotFoundError) as route:
-        client.models.delete("x")
+        client.files.retrieve("x")
     assert route.value.code == "not_found"
 
 
