@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 UV ?= $(VENV)/bin/uv
 SOURCES := cluster deployments helm kvcache loadtests router requirements tests
 
-.PHONY: help check environment lint format format-check types imports unit sim test e2e chaos test-nodes test-helm chart-docs chart-layer \
+.PHONY: help check environment lint format format-check types imports unit sim test test-all test-avx2 e2e chaos test-nodes test-helm chart-docs chart-layer \
         agreement bench lock clean
 
 # BENCH: flags of loadtests.bench, such as BENCH="--only slab".
@@ -36,15 +36,21 @@ types:  ## mypy, strict
 imports:  ## who may import whom
 	$(VENV)/bin/lint-imports
 
-unit:  ## pure tests, milliseconds each
-	$(PYTHON) -m pytest tests/unit
+unit:  ## pure tests, milliseconds each, one process a core
+	$(PYTHON) -m pytest tests/unit --quick -n auto --dist loadfile
 
 SEEDS ?= 2000
 sim:  ## the control plane in virtual time, SEEDS fault schedules; see tests/simulation
 	$(PYTHON) -m tests.simulation --seeds $(SEEDS)
 
-test:  ## everything
+test:  ## the short suite, which CI runs
 	./headwater test
+
+test-all:  ## every test, about an hour on two cores
+	./headwater test --all
+
+test-avx2:  ## the short suite, computed as on a CPU with AVX2 and nothing newer
+	PYTHONPATH="$(CURDIR)/tests/avx2" ./headwater test
 
 e2e:  ## tests on a whole running cluster
 	./headwater test -m e2e
