@@ -58,6 +58,7 @@ class BuildArguments(BaseModel):
     app: str = "headwater"
     # How the serve command came to the values that a configuration may leave to it.
     choices: Choices = {}
+    py_executable: str | None = None  # what Ray starts replicas with; None: with Python
     # For tests: raises no limits, opens no doors; passed to the connector as it is.
     connector_extra: dict[str, float | str | bool] = {}
 
@@ -72,7 +73,7 @@ def build(args: BuildArguments) -> Application:
         max_ongoing_requests=INGRESS_ONGOING_MAX,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.http.kill_after_s,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, **_started_by(args)},
     )(serve.ingress()(Ingress))
     settings = IngressSettings(
         front_end=FrontEndSettings(
@@ -132,7 +133,11 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         max_ongoing_requests=1000,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=config.workers.kill_after_s,
-        ray_actor_options={"num_cpus": cores, "resources": dict(count.resources)},
+        ray_actor_options={
+            "num_cpus": cores,
+            "resources": dict(count.resources),
+            **_started_by(args),
+        },
         request_router_config=RequestRouterConfig(
             request_router_class="deployments.ingress.membership:MembershipRouter"
         ),
@@ -156,6 +161,11 @@ def _worker(args: BuildArguments, role: Role) -> Application:
         drain_s=config.workers.drain_s,
     )
     return deployment.bind(settings)
+
+
+def _started_by(args: BuildArguments) -> dict[str, Any]:
+    """Of Ray's options for a replica: what it is started with."""
+    return {"runtime_env": {"py_executable": args.py_executable}} if args.py_executable else {}
 
 
 def _size(args: BuildArguments, role: Role, count: WorkerRoleConfig) -> dict[str, Any]:

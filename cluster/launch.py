@@ -59,9 +59,13 @@ def deploy(
     secret_file: Path,
     *,
     choices: Choices | None = None,
+    py_executable: str | None = None,
     app: str = APP,
 ) -> None:
-    """Start Serve and deploy the application; returns before it is ready."""
+    """Start Serve and deploy the application; returns before it is ready.
+
+    py_executable: what Ray is to start replicas with (local_ray.RayCluster).
+    """
     from ray import serve
 
     from cluster.application import BuildArguments, build
@@ -72,6 +76,7 @@ def deploy(
         secret_file=str(secret_file),
         app=app,
         choices=choices or {},
+        py_executable=py_executable,
     )
     _refuse_one_address_for_all(config)
     if serve_runs():

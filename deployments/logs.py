@@ -12,6 +12,10 @@ import logging
 import os
 import sys
 
+from deployments.fork_client import PROBLEM_VARIABLE
+
+log = logging.getLogger("headwater")
+
 OURS = ("headwater", "kvcache", "router", "deployments")
 ROOT_LEVEL_VARIABLE = "SAGEMAKER_CONTAINER_LOG_LEVEL"  # of that package
 FORMAT = "%(levelname)s %(asctime)s %(name)s: %(message)s"
@@ -30,3 +34,6 @@ def log_here() -> None:
             handler = logging.StreamHandler(sys.__stderr__)
             handler.setFormatter(logging.Formatter(FORMAT))
             logger.addHandler(handler)
+    problem = os.environ.pop(PROBLEM_VARIABLE, "")
+    if problem:
+        log.warning("started without the fork server, which takes longer (%s)", problem)

@@ -92,7 +92,13 @@ def _run(config: Config, began_s: float, ready: Callable[[], None] | None) -> No
         try:
             me = _myself(config, cluster, began_serve=began_serve)
             running.write(config.state.dir, me)
-            launch.deploy(config, Path(model.path), secret, choices=choices)
+            launch.deploy(
+                config,
+                Path(model.path),
+                secret,
+                choices=choices,
+                py_executable=cluster.py_executable,
+            )
             _greet(config, me, began_s, ready)
             signal.pause()
         except KeyboardInterrupt:

@@ -12,6 +12,7 @@ import logging
 import os
 from pathlib import Path
 
+import torch
 from vllm.config import KVTransferConfig, StructuredOutputsConfig, VllmConfig
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
@@ -20,6 +21,7 @@ from vllm.model_executor.models.registry import ModelRegistry
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 
+from deployments.engine.environment import prepare_environment
 from deployments.engine.errors import EngineMismatch
 from deployments.engine.hashing import HASH_ALGORITHM, hash_root, pin_hash_root
 from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
@@ -32,6 +34,17 @@ log = logging.getLogger("headwater.engine")
 CONNECTOR = ("HeadwaterConnector", "kvcache.connector.block_connector")
 RANKED_CONNECTOR = ("RankedConnector", "kvcache.connector.ranked_connector")
 EXIT_RANK_FAILED = 70  # as engine_loop's for any failure of the engine
+
+
+def use_environment() -> None:
+    """Let vLLM and torch follow the environment as it is now; a fork imported them before it was.
+
+    OMP_NUM_THREADS: Ray sets it to a worker's cores.
+    """
+    prepare_environment()
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal() and int(threads) not in {0, torch.get_num_threads()}:
+        torch.set_num_threads(int(threads))
 
 
 def engine_config(settings: EngineSettings) -> VllmConfig:

@@ -35,7 +35,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 
-from deployments.engine.build import inspect_model_here
+from deployments.engine.build import inspect_model_here, use_environment
 from deployments.engine.chat_input import keep_all_input
 from deployments.engine.clean_detokenizer import use_clean_detokenizer
 from deployments.engine.error_words import show_errors_so
@@ -184,6 +184,7 @@ async def build_front_end(
     settings: FrontEndSettings, port: RequestPort
 ) -> tuple[FastAPI, HeadwaterLLM]:
     """VLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
+    use_environment()
     arguments = _arguments(settings)
     BaseServing._base_request_id = staticmethod(_base_request_id)  # noqa: SLF001
     show_errors_so()

@@ -23,7 +23,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
 from deployments.engine import codec
-from deployments.engine.build import bind_ranks, build_core, engine_config
+from deployments.engine.build import bind_ranks, build_core, engine_config, use_environment
 from deployments.engine.cache_events import CacheEventLog
 from deployments.engine.errors import EngineMismatch, RequestRejected
 from deployments.engine.hashing import hash_root
@@ -94,6 +94,7 @@ class InprocessEngine:
         as relied upon, and whatever vLLM raises for a model that it cannot load.
         """
         self.settings = settings
+        use_environment()
         bind_ranks(settings)
         config = engine_config(settings)
         self._core: EngineCore = build_core(config)

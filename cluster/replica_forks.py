@@ -1,0 +1,52 @@
+"""The fork server of a local cluster: see deployments/fork_server.py.
+
+Called by local_ray.py. On a cluster that others started, replicas import vLLM themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deployments import fork_client
+from deployments.node.agent_socket import socket_folder
+
+LOG_FILE = "fork-server.log"
+
+
+@contextmanager
+def fork_server(state_dir: Path) -> Iterator[str]:
+    """Run one; yields the command that Ray is to start replicas with instead of Python.
+
+    It takes over this process's environment, and ends with it.
+    """
+    path = _socket()
+    state_dir.mkdir(parents=True, exist_ok=True)
+    with (state_dir / LOG_FILE).open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "deployments.fork_server", str(path)],
+            stdin=subprocess.PIPE,  # whose end it watches
+            stdout=log,
+            stderr=log,
+            process_group=0,  # Ctrl-C is for us, and workers may need replacing until the end
+        )
+    try:
+        client = [sys.executable, "-I", "-S", fork_client.__file__, str(path)]
+        yield shlex.join(client)
+    finally:
+        process.terminate()
+        process.communicate()
+        path.unlink(missing_ok=True)
+
+
+def _socket() -> Path:
+    folder = socket_folder()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / f"fork-{os.getpid()}.sock"
+    path.unlink(missing_ok=True)  # of a process that was killed
+    return path
