@@ -37,6 +37,7 @@ from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
 from deployments.engine.errors import EngineMismatch
 from deployments.engine.generators import ReplayedGenerator, ensure_replayable
+from deployments.engine.gloo_device import one_gloo_device
 from kvcache.connector.ranked_connector import RankedConnector
 
 SCHEDULER_CLS = "deployments.engine.resume.ResumeScheduler"
@@ -199,7 +200,8 @@ class ResumeWorker(CPUWorker):
 
     def init_device(self) -> None:
         """Build the worker's runner. Raises EngineMismatch for another runner than V1."""
-        super().init_device()
+        with one_gloo_device():
+            super().init_device()
         if type(self.model_runner) is not CPUModelRunner:
             raise EngineMismatch(
                 f"the runner is {type(self.model_runner).__qualname__}, wanted the V1 "
