@@ -101,7 +101,7 @@ def refuses_what_would_replace_it(cluster: Cluster, address: str, state_dir: Pat
         try:
             for flags, said in tried.items():
                 before = len(answered)
-                refused = command("serve", address, state_dir, *flags)
+                refused = command("serve", address, state_dir, "--port", "0", *flags)
                 assert refused.returncode != 0
                 assert said in refused.stderr
                 wait_until(
@@ -118,7 +118,7 @@ def command(
     name: str, address: str, state_dir: Path, *more: str
 ) -> subprocess.CompletedProcess[str]:
     """One of our commands at that Ray cluster."""
-    words = [name, "--port", "0", "--address", address, "--state-dir", str(state_dir), *more]
+    words = [name, "--address", address, "--state-dir", str(state_dir), *more]
     return subprocess.run(
         [sys.executable, "-m", "cluster.cli", *words],
         capture_output=True,
