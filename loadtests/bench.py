@@ -24,6 +24,7 @@ BENCHMARKS = {
     "latency": "loadtests.latency",
     "auto_dtype": "loadtests.auto_dtype",
     "auto_dtype_avx2": "loadtests.auto_dtype --emulate avx2",
+    "start": "loadtests.start",
     "tokens": "loadtests.micro.tokens",
     "slab": "loadtests.micro.slab",
     "transport": "loadtests.micro.transport",

@@ -28,7 +28,7 @@ def one_gloo_device() -> Iterator[None]:
         theirs.create_device(interface=interface) if interface else theirs.create_default_device()
     )
 
-    class SharingGroup(theirs):  # type: ignore[misc] # torch looks for instances of the name
+    class SharingGroup(theirs):  # torch looks for instances of the name
         def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
             options = theirs._Options()  # noqa: SLF001
             options._devices = [device]  # noqa: SLF001
