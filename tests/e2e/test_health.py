@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
+import psutil
 import pytest
 
 from tests.e2e.client import complete
@@ -28,6 +29,12 @@ def test_at_rest_the_cluster_is_alive_and_ready(cluster: Cluster) -> None:
     ready = cluster.http.get("/ready")
     assert ready.json() == {"ready": True, "missing": [], "reasons": {}}
     assert {worker["state"] for worker in cluster.status()["workers"]} == {"ready"}
+
+
+def test_workers_are_forks_of_one_server_that_imported_vllm(cluster: Cluster) -> None:
+    parents = {psutil.Process(w["pid"]).ppid() for w in cluster.status()["workers"]}
+    (server,) = parents
+    assert "deployments.fork_server" in psutil.Process(server).cmdline()
 
 
 @pytest.mark.chaos
