@@ -75,7 +75,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _import_engine() -> None:
-    """Import what replicas run. Raises RuntimeError where it has started threads."""
+    """Import what replicas run. Raises RuntimeError where a fork could not use it."""
     modules: dict[str, Any] = sys.modules
     modules["ray"] = None  # vLLM's executors would import it
     try:
@@ -86,6 +86,9 @@ def _import_engine() -> None:
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     if threads > 1:
         raise RuntimeError(f"importing vLLM has started threads: {threads - 1}")
+    torch = modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError("importing vLLM has initialised CUDA, which a fork cannot use")
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the pages that all share
 
