@@ -24,7 +24,7 @@ from statistics import median
 
 import aiohttp
 
-from loadtests.latency import REQUEST_TIMEOUT_S, Client, Endpoint, prompt_of
+from loadtests.latency import REQUEST_TIMEOUT_S, REST_S, Client, Endpoint, prompt_of
 from loadtests.planner.shape import DTYPE_BYTES
 from loadtests.results import ROOT, Section, Table, Target, arguments_of, report
 from loadtests.sides import Limits, VllmServer, headwater, product_config
@@ -121,6 +121,7 @@ async def measure(
             prompt = prompt_of(tokens, seed)
             order = list(zip(clients, asked, strict=True))
             for client, one in order if number % 2 == 0 else reversed(order):
+                await asyncio.sleep(REST_S)
                 answer = await client.stream(prompt, OUTPUT_TOKENS)
                 one.ttft_ms.append(answer.ttft_ms)
             sys.stderr.write(f"TTFT: round {number + 1} of {rounds}\n")
@@ -160,7 +161,8 @@ def section_of(
         conditions=(
             (
                 f"n = {len(ours.ttft_ms)} prompts of {tokens} tokens that no server has seen, "
-                "streaming /v1/completions with token ids, greedy; one request at a time, in turns."
+                "streaming /v1/completions with token ids, greedy; one request at a time, in turns "
+                f"{REST_S:g} s apart."
             ),
             f"Headwater chose {ours.dtype} by itself (model.dtype auto).",
             where,

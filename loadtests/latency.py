@@ -2,7 +2,8 @@
 
 Run: `python -m loadtests.latency`. Called by: people and loadtests/bench.py. Speaks HTTP only;
 without URLs it starts both servers (loadtests/sides.py). Both are up all the time and one is asked
-at a time, in turns, so that what the machine does meanwhile hits both.
+at a time, in turns, so that what the machine does meanwhile hits both. Before each turn nobody is
+asked, until the other server rests.
 
 TTFT: request sent to first content token at the client, streaming completions, token-id prompts.
 Cold: a prompt that neither has seen; warm: the same prompt again, after a pause in which the first
@@ -38,6 +39,10 @@ REQUEST_TIMEOUT_S = 300.0
 # Long enough that the first answer's blocks are where the router can see them; a user who reads
 # takes longer.
 PAUSE_S = 0.25
+# Before another server is asked. The worker of a plain vLLM 0.32 keeps a core busy for 1 s after
+# its last step (SpinCondition in distributed/device_communicators/shm_broadcast.py): on two cores,
+# Headwater's TTFT of 512 tokens would be 444 ms instead of 377.
+REST_S = 1.25
 TTFT_OUTPUT_TOKENS = 4
 PARTS = ("tokenise", "queue", "prefill", "publish", "handover", "delivery", "total")
 
@@ -177,6 +182,7 @@ async def measure_ttft(
             prompt = prompt_of(length, generator)
             order = list(zip(clients, samples, strict=True))
             for client, found in order if number % 2 == 0 else reversed(order):
+                await asyncio.sleep(REST_S)
                 for kind in (COLD, WARM):
                     answer = await client.stream(prompt, TTFT_OUTPUT_TOKENS)
                     found.add(length, kind, await client.explained(answer))
@@ -194,10 +200,10 @@ async def measure_bursts(
         prompts = [prompt_of(seed.randrange(32, 65), seed) for _ in range(streams)]
         order = list(zip(clients, bursts, strict=True))
         for client, found in order if number % 2 == 0 else reversed(order):
+            await asyncio.sleep(REST_S)
             burst = await client.burst(prompts, output_tokens)
             if number:
                 found.append(burst)
-            await asyncio.sleep(PAUSE_S)
         _note(f"tokens/s: round {number} of {rounds}")
     return bursts
 
@@ -297,8 +303,9 @@ async def compare(plain: Endpoint, ours: Endpoint, options: argparse.Namespace) 
                 f"{options.output_tokens} tokens at once, distinct prompts of 32 to 64 tokens."
             ),
             (
-                "Both servers are up all the time, on loopback, and are asked in turn; the client "
-                "shares the machine with them."
+                "Both servers are up all the time, on loopback, and are asked in turn, each "
+                f"{REST_S:g} s after the other's last answer; the client shares the machine with "
+                "them."
             ),
             *flags,
             (

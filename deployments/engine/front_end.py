@@ -39,6 +39,7 @@ from deployments.engine.build import inspect_model_here, use_environment
 from deployments.engine.chat_input import keep_all_input
 from deployments.engine.clean_detokenizer import use_clean_detokenizer
 from deployments.engine.error_words import show_errors_so
+from deployments.engine.front_end_warm_up import EchoPort, warm_up_front_end
 from deployments.engine.grammar_checks import check_keywords_too
 from deployments.engine.hashing import block_hashes
 from deployments.engine.request_checks import STRUCTURED_OUTPUT_BACKEND
@@ -82,22 +83,22 @@ class FlowCoreClient(EngineCoreClient):
     engine_ranks_managed = (0,)
 
     def __init__(self, port: RequestPort) -> None:
-        self._port = port
+        self.port = port
         self.cancelling = False
         self.resources = SimpleNamespace(engine_dead=False)
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """One engine request; n > 1 comes as several."""
-        await self._port.add(request)
+        await self.port.add(request)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Stop strings found, or the client has gone."""
         if request_ids:
-            self._port.abort(request_ids, cancelled=self.cancelling)
+            self.port.abort(request_ids, cancelled=self.cancelling)
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """The next outputs of any worker."""
-        outputs = await self._port.next_outputs()
+        outputs = await self.port.next_outputs()
         return EngineCoreOutputs(outputs=outputs, timestamp=time.monotonic())
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
@@ -128,6 +129,10 @@ class HeadwaterLLM(AsyncLLM):
                 log_stats=False,
                 log_requests=False,
             )
+
+    def reach(self, port: RequestPort) -> None:
+        """From now on requests go to this port, and outputs come from it."""
+        self._client.port = port
 
     async def _add_request(self, request: EngineCoreRequest, *given: Any) -> None:
         """VLLM's own, which registers a request and then waits for the port.
@@ -183,7 +188,7 @@ def _base_request_id(raw_request: Request | None, default: str | None = None) ->
 async def build_front_end(
     settings: FrontEndSettings, port: RequestPort
 ) -> tuple[FastAPI, HeadwaterLLM]:
-    """VLLM's application, ready to be mounted. Reads the model folder's config and tokenizer."""
+    """VLLM's application, ready to be mounted and warm. Reads the model's config and tokenizer."""
     use_environment()
     arguments = _arguments(settings)
     BaseServing._base_request_id = staticmethod(_base_request_id)  # noqa: SLF001
@@ -193,13 +198,17 @@ async def build_front_end(
     use_clean_detokenizer()
     inspect_model_here(settings.model_path)
     config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config()
-    llm = HeadwaterLLM(config, port)
+    echo = EchoPort()
+    llm = HeadwaterLLM(config, echo)
     app = build_app(arguments, TASKS, config.model_config)
     await init_app_state(llm, app.state, arguments, TASKS)
     app.router.routes[:] = [
         route for route in app.router.routes if getattr(route, "path", "") not in REMOVED_PATHS
     ]
     app.state.server = SimpleNamespace(should_exit=False)
+    await warm_up_front_end(app, settings.served_model)
+    llm.reach(port)
+    echo.end()
     return app, llm
 
 

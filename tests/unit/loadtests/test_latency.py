@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -97,3 +99,41 @@ async def test_a_short_or_failed_stream_is_no_sample(
         client = Client(session, Endpoint("fake", str(server.make_url("")).rstrip("/")), "m")
         with pytest.raises(RuntimeError, match=said):
             await asyncio.wait_for(client.stream([first], 4), 10)
+
+
+class TurnClient:
+    """Notes who is asked, and for how long nobody is."""
+
+    def __init__(self, name: str, log: list[str | float]) -> None:
+        self._name = name
+        self._log = log
+
+    async def stream(self, _prompt: Sequence[int], output_tokens: int) -> Answer:
+        self._log.append(self._name)
+        return Answer(1.0, output_tokens, "")
+
+    async def explained(self, answer: Answer) -> Answer:
+        return answer
+
+    async def burst(self, _prompts: Sequence[Sequence[int]], output_tokens: int) -> Burst:
+        self._log.append(self._name)
+        return Burst(1.0, output_tokens, None)
+
+
+async def test_a_turn_begins_once_the_other_server_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str | float] = []
+
+    async def sleep(seconds: float) -> None:
+        log.append(seconds)
+
+    monkeypatch.setattr(latency.asyncio, "sleep", sleep)
+    clients: list[Any] = [TurnClient("plain", log), TurnClient("ours", log)]
+    await latency.measure_ttft(clients, LENGTHS, 2, random.Random(0))
+    await latency.measure_bursts(clients, 2, 4, 1, random.Random(0))
+    last, rested_s = "", 0.0
+    for entry in log:
+        if isinstance(entry, float):
+            rested_s += entry
+            continue
+        assert entry == last or rested_s >= latency.REST_S, log
+        last, rested_s = entry, 0.0
