@@ -61,7 +61,9 @@ def replies_to(http: httpx.Client, asks: Iterable[Ask], at_once: int = 1) -> dic
     """Each request's answer by name.
 
     Requests of one salt, and those without a salt, are sent one after the other, in order. Of other
-    salts, whose caches are separate, up to `at_once` are in flight.
+    salts, whose caches are separate, up to `at_once` are in flight. A salt with a request for
+    several choices has the server to itself: a choice finds the first one's blocks, if they are
+    computed by then.
     """
     session = uuid.uuid4().hex
     lanes: dict[str | None, list[Ask]] = {}
@@ -71,8 +73,20 @@ def replies_to(http: httpx.Client, asks: Iterable[Ask], at_once: int = 1) -> dic
     def send_all(lane: list[Ask]) -> list[tuple[str, Reply]]:
         return [(ask.name, send(http, ask, session)) for ask in lane]
 
+    alone = [lane for lane in lanes.values() if any(map(has_several_choices, lane))]
+    beside = [lane for lane in lanes.values() if lane not in alone]
     with ThreadPoolExecutor(at_once) as senders:
-        return dict(chain.from_iterable(senders.map(send_all, lanes.values())))
+        told = [*senders.map(send_all, beside)]
+    return dict(chain.from_iterable([*told, *map(send_all, alone)]))
+
+
+def has_several_choices(ask: Ask) -> bool:
+    """Whether the server makes several sequences of it."""
+    if not isinstance(ask.body, dict):
+        return False
+    prompts = ask.body.get("prompt")
+    is_list = isinstance(prompts, list) and not all(isinstance(one, int) for one in prompts)
+    return ask.body.get("n", 1) != 1 or is_list
 
 
 def send(http: httpx.Client, ask: Ask, session: str) -> Reply:

@@ -13,7 +13,7 @@ import zlib
 
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import AT_ONCE, Cluster
 from tests.e2e.parity.asking import Ask
 from tests.e2e.parity.comparison import Difference
 from tests.e2e.parity.corpus import ASKS
@@ -28,7 +28,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 Compared = dict[str, list[Difference]]
 APIS = list(dict.fromkeys(ask.name.partition(":")[0] for ask in ASKS))
 SHORT_SHARE = 4
-AT_ONCE = 4  # keeps both engines busy, and is less than the queue takes
 
 
 def short_suite() -> list[Ask]:
