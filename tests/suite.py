@@ -123,6 +123,8 @@ def phase_arguments(phase: Phase, *, everything: bool) -> list[str]:
         arguments += FIXED_ORDER
     if phase.is_parallel:
         arguments += ["-n", str(len(os.sched_getaffinity(0))), "--dist", "loadfile"]
+        # Else files with few tests come last, which are the long ones.
+        arguments.append("--no-loadscope-reorder")
     return arguments
 
 

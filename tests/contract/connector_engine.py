@@ -7,28 +7,18 @@ one connector a process; each is pinned to one core and works only while a call 
 # ruff: noqa: FBT001, FBT002
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tests.contract.engine_forks import engine_forks
 from tests.contract.leads import Leads
 
 BLOCK_SIZE = 32
 START_TIMEOUT_S = 300.0
 CALL_TIMEOUT_S = 240.0
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
 
 
 class EngineHost:
@@ -349,8 +339,7 @@ class EngineProcess:
         core: int = 0,
         max_model_len: int = 2048,
     ) -> None:
-        os.environ.update(ENVIRONMENT)
-        context = multiprocessing.get_context("spawn")
+        context = engine_forks()
         self._pipe, theirs = context.Pipe()
         arguments = (theirs, core, (model, extra, dtype, kv_cache_bytes, max_model_len))
         self._process = context.Process(target=_serve, args=arguments, daemon=True)

@@ -5,7 +5,6 @@ tests/e2e/test_references.py computes all of them again, in `./headwater test --
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from typing import Any
 
@@ -15,6 +14,7 @@ from loadtests.sides import PLAIN_ENVIRONMENT
 from tests import references
 from tests.contract.conftest import VARIABLE
 from tests.contract.cores import core_of
+from tests.contract.engine_forks import engine_forks
 from tests.e2e.corpus import BLOCK, CASES, CONTEXT
 from tests.equality import Reference, check_tokens
 
@@ -66,7 +66,7 @@ def test_recorded_answers_computed_again_are_equal() -> None:
     cases = [case for case in CASES if case.name in AGAIN]
     assert len(cases) == len(AGAIN)
     recorded = references.load(references.CORPUS, cases)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with engine_forks().Pool(1) as pool:
         computed = pool.apply(compute, (os.environ[VARIABLE], [case.body for case in cases]))
     for case, ids in zip(cases, computed, strict=True):
         (choice,) = recorded[case.name].answer["body"]["choices"]

@@ -7,7 +7,6 @@ come back to its baseline and agree with independent truth.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster import running
 from cluster.model_store import prepare_model
 from tests import references
 from tests.e2e.corpus import BATCHED_TOKENS, BLOCK, CASES, CONTEXT
@@ -35,6 +35,20 @@ MODEL = "SmolLM2-135M-Instruct"
 START_TIMEOUT_S = 240.0
 LEDGER_TIMEOUT_S = 30.0
 QUEUE_MAX = 8
+AT_ONCE = 4  # requests in flight that keep both engines busy, and that the queue never rejects
+COMMAND = (sys.executable, "-m", "cluster.cli")
+# Options of `serve`.
+SMALL = (
+    *("--port", "0", "--dashboard-port", "0"),
+    *("--max-model-len", str(CONTEXT), "--kv-mib", "192", "--slab-mib", "256"),
+    # As the plain servers', whatever this machine has.
+    *("--cores-per-worker", "1"),
+    *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
+    *("--set", f"engine.block_size_tokens={BLOCK}"),
+    *("--set", f"limits.queue_max_requests={QUEUE_MAX}"),
+    # An audit is work for an engine that a test may believe to be idle.
+    *("--set", "slab.audit_share=0"),
+)
 COMPILERS = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|c89|c99|clang(\+\+)?|cpp|nvcc)(-[0-9.]+)?")
 
 
@@ -70,19 +84,11 @@ class Cluster:
 
     def cli(self, *words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a headwater command against this cluster."""
-        return subprocess.run(
-            [sys.executable, "-m", "cluster.cli", *words, "--state-dir", str(self.state_dir)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        return command(self.state_dir, *words, timeout_s=timeout_s)
 
     def ray_session(self) -> Path:
         """Ray's own folder: below the state folder only where that has a short path."""
-        running = json.loads((self.state_dir / "running.json").read_text())
-        return Path(running["logs"]).parent
+        return Path(running.read(self.state_dir).logs).parent
 
     def is_ready(self) -> bool:
         try:
@@ -103,8 +109,20 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """`headwater serve`, for all tests that need no cluster of their own."""
     assert model_path.exists()
-    with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as running:
-        yield running
+    with serving(tmp_path_factory.mktemp("state"), "--dtype", "float32") as served:
+        yield served
+
+
+def command(state_dir: Path, *words: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Run a headwater command to its end."""
+    return subprocess.run(
+        [*COMMAND, *words, "--state-dir", str(state_dir)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 @contextlib.contextmanager
@@ -112,22 +130,9 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
     """Run `headwater serve` with a small configuration until the block ends."""
     log = state_dir / "serve.log"
     environment = {**os.environ, "PATH": str(path_without_compilers(state_dir / "bin"))}
-    command = [
-        *(sys.executable, "-m", "cluster.cli", "serve"),
-        *("--port", "0", "--dashboard-port", "0", "--state-dir", str(state_dir)),
-        *("--max-model-len", str(CONTEXT), "--kv-mib", "192", "--slab-mib", "256"),
-        # As the plain servers', whatever this machine has.
-        *("--cores-per-worker", "1"),
-        *("--set", f"engine.max_num_batched_tokens={BATCHED_TOKENS}"),
-        *("--set", f"engine.block_size_tokens={BLOCK}"),
-        *("--set", f"limits.queue_max_requests={QUEUE_MAX}"),
-        # An audit is work for an engine that a test may believe to be idle.
-        *("--set", "slab.audit_share=0"),
-        *flags,
-    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [*COMMAND, "serve", *SMALL, *flags, "--state-dir", str(state_dir)],
             cwd=ROOT,
             env=environment,
             stdout=output,
@@ -149,6 +154,22 @@ def serving(state_dir: Path, *flags: str) -> Iterator[Cluster]:
             raise
 
 
+@contextlib.contextmanager
+def serving_detached(state_dir: Path, *flags: str) -> Iterator[tuple[Cluster, str]]:
+    """The same with `headwater serve --detach` and `stop`; also what `serve` has printed."""
+    words = ("serve", "--detach", *SMALL, *flags)
+    started = command(state_dir, *words, timeout_s=START_TIMEOUT_S)
+    try:
+        assert started.returncode == 0, started.stdout + started.stderr
+        here = running.read(state_dir)
+        with httpx.Client(base_url=here.endpoint, timeout=180) as http:
+            yield Cluster(here.endpoint, state_dir, http), started.stdout
+    finally:
+        stopped = command(state_dir, "stop", timeout_s=180)
+    assert (stopped.returncode, running.last(state_dir)) == (0, None)
+    assert running.started_ticks(here.pid) is None
+
+
 def path_without_compilers(folder: Path) -> Path:
     """A folder with links to all programs on PATH but the compilers: the product needs none."""
     folder.mkdir()
@@ -167,7 +188,7 @@ def _endpoint(process: subprocess.Popen[bytes], state_dir: Path, log: Path) -> s
         pytest.fail(f"serve ended with {process.returncode}:\n{log.read_text()[-4000:]}")
     if "Next:" not in log.read_text():
         return None
-    return str(json.loads((state_dir / "running.json").read_text())["endpoint"])
+    return running.read(state_dir).endpoint
 
 
 @pytest.hookimpl(trylast=True)
@@ -200,9 +221,9 @@ def ledger(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "cluster" not in request.fixturenames:
         return
-    running: Cluster = request.getfixturevalue("cluster")
-    wait_until(running.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
-    wait_clean(running)
+    served: Cluster = request.getfixturevalue("cluster")
+    wait_until(served.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
+    wait_clean(served)
 
 
 def wait_clean(cluster: Cluster, timeout_s: float = LEDGER_TIMEOUT_S) -> None:

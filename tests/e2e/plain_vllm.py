@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import httpx
 
 from loadtests.sides import PLAIN_ENVIRONMENT, free_port
-from tests.e2e.corpus import BLOCK, CASES, CONTEXT
+from tests.e2e.corpus import BLOCK, CASES, CONTEXT, Case
 from tests.waiting import wait_until
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -69,9 +70,13 @@ def _healthy(process: subprocess.Popen[bytes], http: httpx.Client) -> bool:
         return False
 
 
-def corpus_answers(http: httpx.Client) -> dict[str, Any]:
-    """A running server's answers to the whole corpus, by name."""
-    return {case.name: answer(http, case.path, case.body) for case in CASES}
+def corpus_answers(
+    http: httpx.Client, cases: Sequence[Case] = CASES, at_once: int = 1
+) -> dict[str, Any]:
+    """A running server's answers by name, up to `at_once` in flight."""
+    with ThreadPoolExecutor(at_once) as senders:
+        answers = senders.map(lambda case: answer(http, case.path, case.body), cases)
+        return {case.name: body for case, body in zip(cases, answers, strict=True)}
 
 
 def answer(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:

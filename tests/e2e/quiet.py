@@ -1,24 +1,23 @@
-"""Reading the workers' counters when nothing is on its way any more."""
+"""Reading the workers' counters when nothing is in flight any more."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from tests.e2e.conftest import Cluster
 from tests.waiting import wait_until
 
-QUIET_S = 2.5  # workers report their counters at least once a second
-
 
 def steps(cluster: Cluster) -> list[tuple[int, int]]:
-    """(pid, steps) of each worker, once the last report of past work has come."""
-    seen: list[tuple[float, list[tuple[int, int]]]] = []
+    """(pid, steps) of each worker, from reports that idle engines made after this call."""
+    asked_s = time.monotonic()  # the engines' clock, too
 
-    def is_quiet() -> bool:
-        now = [(int(w["pid"]), int(w["steps"])) for w in cluster.status()["workers"]]
-        if not seen or seen[-1][1] != now:
-            seen.append((time.monotonic(), now))
-        return time.monotonic() - seen[-1][0] > QUIET_S
+    def reports() -> list[dict[str, Any]]:
+        workers = list(cluster.status()["workers"])
+        is_new = all(one.get("clock_s", 0) >= asked_s for one in workers)
+        is_idle = not any(one["running"] or one["waiting"] for one in workers if is_new)
+        return workers if is_new and is_idle else []
 
-    wait_until(is_quiet, timeout_s=60, what="workers to be quiet")
-    return seen[-1][1]
+    found = wait_until(reports, timeout_s=60, what="new reports of idle workers")
+    return [(int(one["pid"]), int(one["steps"])) for one in found]

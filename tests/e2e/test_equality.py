@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import AT_ONCE, Cluster
 from tests.e2e.corpus import CASES, Case
-from tests.e2e.plain_vllm import answer
+from tests.e2e.plain_vllm import answer, corpus_answers
 from tests.equality import Reference, check_tokens
 from tests.references import Recorded
 from tests.tiers import full
@@ -24,15 +24,22 @@ def is_long(case: Case) -> bool:
     return len(prompt) >= LONG_TOKENS and case.name != "length 1024"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if not is_long(case)] + full(filter(is_long, CASES)),
-    ids=lambda case: case.name,
-)
+LONG = [case for case in CASES if is_long(case)]
+SHORT = [case for case in CASES if not is_long(case)]
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of each case."""
+    cases = SHORT if request.config.getoption("--quick") else CASES
+    return corpus_answers(cluster.http, cases, AT_ONCE)
+
+
+@pytest.mark.parametrize("case", SHORT + full(LONG), ids=lambda case: case.name)
 def test_answer_equals_that_of_a_plain_engine(
-    cluster: Cluster, reference: dict[str, Recorded], case: Case
+    answers: dict[str, Any], reference: dict[str, Recorded], case: Case
 ) -> None:
-    check_answer(answer(cluster.http, case.path, case.body), reference[case.name], case.name)
+    check_answer(answers[case.name], reference[case.name], case.name)
 
 
 def check_answer(got: dict[str, Any], recorded: Recorded, name: str) -> None:

@@ -1,11 +1,16 @@
-"""A cluster with API keys: who is let in, who shares blocks, what limits count, what is shown.
+"""A detached cluster with API keys: who is let in, who shares blocks, what limits count, what is
+shown, and `serve --detach`, `logs` and `stop`.
 
 A cluster of its own, since one that has had keys stays closed.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +20,19 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster import running
 from cluster.key_store import KeyStore
+from cluster.serve_output import FILE
 from deployments.edge.keys import KeyLimits, KeyScope, digest_of, local_operator_key
-from tests.e2e.conftest import MODEL, Cluster, serving, wait_clean
+from tests.e2e.conftest import (
+    COMMAND,
+    MODEL,
+    ROOT,
+    START_TIMEOUT_S,
+    Cluster,
+    serving_detached,
+    wait_clean,
+)
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -38,11 +53,12 @@ NAMES = {
 
 @dataclass
 class Keyed:
-    """The cluster, and the keys by name."""
+    """The cluster, the keys by name, and what `serve` has printed."""
 
     cluster: Cluster
     store: KeyStore
     keys: dict[str, str]
+    greeting: str
 
     def headers(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys.get(name, name)}"} if name else {}
@@ -66,9 +82,11 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, model_path: Path) -> Iterato
     state = tmp_path_factory.mktemp("keyed")
     store = KeyStore(state / "keys.json")
     keys = {name: store.add(name, *what) for name, what in NAMES.items()}
-    with serving(state, "--dtype", "float32") as cluster:  # its greeting is asked with a key
-        yield Keyed(cluster, store, keys)
+    with serving_detached(state, "--dtype", "float32") as (cluster, greeting):
+        # The greeting was asked for with a key.
+        yield Keyed(cluster, store, keys, greeting)
         cluster.http.headers["authorization"] = f"Bearer {keys['boss']}"
+        wait_until(cluster.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
         wait_clean(cluster)
 
 
@@ -167,6 +185,44 @@ def test_our_own_commands_have_a_key(keyed: Keyed, monkeypatch: pytest.MonkeyPat
     assert loaded.returncode == 0, loaded.stderr
     demo = keyed.cluster.cli("demo", "--no-kill", timeout_s=180)
     assert demo.returncode == 0, demo.stderr
+
+
+def test_detached_serve_and_each_worker_have_logs(keyed: Keyed) -> None:
+    cluster = keyed.cluster
+    here = running.read(cluster.state_dir)
+    assert f"pid {here.pid}" in keyed.greeting
+    assert cluster.cli("logs").stdout == (cluster.state_dir / FILE).read_text()
+    told = json.loads(cluster.cli("status", "--json").stdout)
+    for name in (told["ingress"], *(worker["id"] for worker in told["workers"])):
+        assert cluster.cli("logs", name).stdout.startswith(f"==> {here.logs}/")
+
+
+@pytest.mark.chaos
+def test_logs_are_followed_past_a_killed_worker(keyed: Keyed, tmp_path: Path) -> None:
+    told = keyed.get("/headwater/status", "boss").json()
+    (worker,) = [one for one in told["workers"] if one["role"] == "decode"]
+    words = ("logs", str(worker["id"]), "-f", "--state-dir", str(keyed.cluster.state_dir))
+    files = [tmp_path / "followed", tmp_path / "followed-errors"]
+    with files[0].open("wb") as output, files[1].open("wb") as errors:
+        following = subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=output, stderr=errors)
+    try:
+        wait_until(
+            lambda: f"-{worker['pid']}." in files[0].read_text(), timeout_s=60, what="its log"
+        )
+        os.kill(int(worker["pid"]), signal.SIGKILL)
+        wait_until(
+            lambda: "going on with decode-" in files[1].read_text(),
+            timeout_s=START_TIMEOUT_S,
+            what="its replacement",
+        )
+        pid = files[1].read_text().rpartition("(pid ")[2].partition(")")[0]
+        wait_until(
+            lambda: f"-{pid}." in files[0].read_text(), timeout_s=60, what="the replacement's log"
+        )
+    finally:
+        following.send_signal(signal.SIGINT)
+        assert following.wait(30) == 0
+    wait_until(keyed.cluster.is_ready, timeout_s=START_TIMEOUT_S, what="workers back")
 
 
 WRONG = "hw-planted-wrong-key"

@@ -134,5 +134,4 @@ def run_seeds(seeds: Iterable[int], failures_max: int = 10) -> Tally:
                 break
     finally:
         gc.enable()
-        gc.unfreeze()
     return tally

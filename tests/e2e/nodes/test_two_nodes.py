@@ -5,20 +5,22 @@ Answers are a plain engine's, token for token; blocks are pulled, and the engine
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import AT_ONCE, Cluster
 from tests.e2e.corpus import CASES, Case
 from tests.e2e.nodes.across import check_agent_starts_anew, check_hand_over, check_places
 from tests.e2e.nodes.ray_nodes import ON_LOOPBACK, Network
-from tests.e2e.plain_vllm import answer
+from tests.e2e.plain_vllm import corpus_answers
 from tests.e2e.test_equality import check_answer
 from tests.references import Recorded
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 # Of the corpus: what a hand-over could break, whose prompts fill a block.
-ACROSS = {
+NAMES = {
     "length 33",
     "length 257",
     "length 1600",
@@ -32,6 +34,7 @@ ACROSS = {
     "stop string over the first two tokens",
     "json schema with a seed",
 }
+ACROSS = [case for case in CASES if case.name in NAMES]
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +60,14 @@ def test_blocks_are_pulled_from_an_agent_that_was_killed_and_started_anew(
     check_agent_starts_anew(cluster, 7002)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if case.name in ACROSS], ids=lambda case: case.name
-)
+@pytest.fixture(scope="module")
+def answers(cluster: Cluster) -> dict[str, Any]:
+    """Of each case."""
+    return corpus_answers(cluster.http, ACROSS, AT_ONCE)
+
+
+@pytest.mark.parametrize("case", ACROSS, ids=lambda case: case.name)
 def test_an_answer_across_nodes_equals_that_of_a_plain_engine(
-    cluster: Cluster, reference: dict[str, Recorded], case: Case
+    answers: dict[str, Any], reference: dict[str, Recorded], case: Case
 ) -> None:
-    got = answer(cluster.http, case.path, case.body)
-    check_answer(got, reference[case.name], case.name)
+    check_answer(answers[case.name], reference[case.name], case.name)

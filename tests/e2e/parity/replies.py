@@ -6,7 +6,9 @@ import json
 import time
 import uuid
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -55,10 +57,36 @@ class BrokenStream(Exception):
 HEADERS = ("content-type", "allow", "location", "retry-after")
 
 
-def replies_to(http: httpx.Client, asks: Iterable[Ask]) -> dict[str, Reply]:
-    """Each request's answer by name, one request after the other, in order."""
+def replies_to(http: httpx.Client, asks: Iterable[Ask], at_once: int = 1) -> dict[str, Reply]:
+    """Each request's answer by name.
+
+    Requests of one salt, and those without a salt, are sent one after the other, in order. Of other
+    salts, whose caches are separate, up to `at_once` are in flight. A salt with a request for
+    several choices has the server to itself: a choice finds the first one's blocks, if they are
+    computed by then.
+    """
     session = uuid.uuid4().hex
-    return {ask.name: send(http, ask, session) for ask in asks}
+    lanes: dict[str | None, list[Ask]] = {}
+    for ask in asks:
+        lanes.setdefault(ask.salt, []).append(ask)
+
+    def send_all(lane: list[Ask]) -> list[tuple[str, Reply]]:
+        return [(ask.name, send(http, ask, session)) for ask in lane]
+
+    alone = [lane for lane in lanes.values() if any(map(has_several_choices, lane))]
+    beside = [lane for lane in lanes.values() if lane not in alone]
+    with ThreadPoolExecutor(at_once) as senders:
+        told = [*senders.map(send_all, beside)]
+    return dict(chain.from_iterable([*told, *map(send_all, alone)]))
+
+
+def has_several_choices(ask: Ask) -> bool:
+    """Whether the server makes several sequences of it."""
+    if not isinstance(ask.body, dict):
+        return False
+    prompts = ask.body.get("prompt")
+    is_list = isinstance(prompts, list) and not all(isinstance(one, int) for one in prompts)
+    return ask.body.get("n", 1) != 1 or is_list
 
 
 def send(http: httpx.Client, ask: Ask, session: str) -> Reply:

@@ -13,7 +13,7 @@ import zlib
 
 import pytest
 
-from tests.e2e.conftest import Cluster
+from tests.e2e.conftest import AT_ONCE, Cluster
 from tests.e2e.parity.asking import Ask
 from tests.e2e.parity.comparison import Difference
 from tests.e2e.parity.corpus import ASKS
@@ -51,7 +51,7 @@ def compared(
 ) -> Compared:
     """The differences of the requests, after Headwater has answered them, but for ties."""
     asks = short_suite() if request.config.getoption("--quick") else ASKS
-    ours = replies_to(cluster.http, asks)
+    ours = replies_to(cluster.http, asks, AT_ONCE)
     found = {name: compare(reply_of(parity_reference[name]), ours[name]) for name in ours}
     ties = {
         name

@@ -1,0 +1,38 @@
+"""Processes for engines: forks of a process that has imported vLLM, which takes seconds each time.
+
+Called by connector_engine.py and test_reference_answers.py.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from multiprocessing.context import ForkServerContext
+
+# Read by vLLM and torch when they are imported.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}
+IMPORTED = [
+    "vllm.engine.arg_utils",
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.models.llama",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "kvcache.connector.block_connector",
+]
+
+
+def engine_forks() -> ForkServerContext:
+    """Like the module multiprocessing. The first process waits for the imports."""
+    os.environ.update(ENVIRONMENT)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
