@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from deployments import fork_client
-from deployments.node.agent_socket import socket_folder
-
 LOG_FILE = "fork-server.log"
 
 
@@ -25,6 +22,8 @@ def fork_server(state_dir: Path) -> Iterator[str]:
 
     It takes over this process's environment, and ends with it.
     """
+    from deployments import fork_client  # not at import: the doctor tells of a package in its place
+
     path = _socket()
     state_dir.mkdir(parents=True, exist_ok=True)
     with (state_dir / LOG_FILE).open("wb") as log:
@@ -45,6 +44,8 @@ def fork_server(state_dir: Path) -> Iterator[str]:
 
 
 def _socket() -> Path:
+    from deployments.node.agent_socket import socket_folder
+
     folder = socket_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"fork-{os.getpid()}.sock"
