@@ -13,6 +13,7 @@ from tests.e2e.corpus import prompt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LONG = 811  # a prompt that the prefill worker computes and the decode worker goes on with
+SHORT = 30
 LOST = "\ufffd"
 # Each begins with a character of two tokens or more: the first comes from the prefill worker.
 TEXTS = {
@@ -45,8 +46,16 @@ def test_characters_that_the_hand_over_splits_arrive_whole(cluster: Cluster, nam
     assert whole["choices"][0]["text"].encode() == got.text.encode()
 
 
-@pytest.mark.parametrize("name", sorted(TEXTS))
-@pytest.mark.parametrize("length", [30, LONG])
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        pytest.param(
+            name, length, marks=() if length == SHORT or name == "emoji" else pytest.mark.full
+        )
+        for length in (SHORT, LONG)
+        for name in sorted(TEXTS)
+    ],
+)
 def test_a_limit_in_the_middle_of_a_character_ends_the_stream_cleanly(
     cluster: Cluster, name: str, length: int
 ) -> None:
