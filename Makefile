@@ -37,7 +37,7 @@ imports:  ## who may import whom
 	$(VENV)/bin/lint-imports
 
 unit:  ## pure tests, milliseconds each, one process a core
-	$(PYTHON) -m pytest tests/unit --quick -n auto --dist loadfile
+	PYTHONPATH="$(CURDIR)" $(PYTHON) -m pytest tests/unit --quick -n auto --dist loadfile
 
 SEEDS ?= 2000
 sim:  ## the control plane in virtual time, SEEDS fault schedules; see tests/simulation
