@@ -44,10 +44,10 @@ def fork_server(state_dir: Path) -> Iterator[str]:
 
 
 def _socket() -> Path:
-    from deployments.node.agent_socket import socket_folder
+    from deployments.node.agent_socket import own_folder, socket_folder
 
     folder = socket_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(folder)
     path = folder / f"fork-{os.getpid()}.sock"
     path.unlink(missing_ok=True)  # of a process that was killed
     return path

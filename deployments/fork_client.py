@@ -2,9 +2,10 @@
 
     python -I -S fork_client.py SOCKET SCRIPT [ARGUMENT ...]
 
-Called by Ray in place of Python, for each replica (see fork_server.py). It ends when the fork runs:
-the raylet knows its worker by what that tells, not by this process. Must import the standard
-library only, and little of that: it is on the way of each start.
+Called by Ray in place of Python, for each replica and the actors that replicas start (see
+fork_server.py). It ends when the fork runs: the raylet knows its worker by what that tells, not by
+this process. Must import the standard library only, and little of that, since each start waits
+for it.
 """
 
 from __future__ import annotations

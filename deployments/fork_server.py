@@ -36,7 +36,7 @@ log = logging.getLogger("headwater.fork")
 
 ENGINE_MODULES = ("deployments.engine.inprocess", "deployments.engine.front_end")
 BACKLOG = 64  # replicas that are started while vLLM is being imported wait here
-REQUEST_BYTES_MAX = 1 << 20
+RECEIVE_BYTES = 1 << 20
 ANSWER = b"forked\n"
 
 
@@ -113,9 +113,9 @@ def _serve(listener: socket.socket) -> Program | None:
 
 def _fork_for(caller: socket.socket) -> Program | None:
     """Fork; the program in the fork, None here. Raises OSError, ValueError, KeyError."""
-    data, files, _, _ = socket.recv_fds(caller, REQUEST_BYTES_MAX, len(FILES))
+    data, files, _, _ = socket.recv_fds(caller, RECEIVE_BYTES, len(FILES))
     try:
-        while more := caller.recv(REQUEST_BYTES_MAX):
+        while more := caller.recv(RECEIVE_BYTES):
             data += more
         request = json.loads(data)
         program = Program(request["argv"], request["environ"], request["folder"])

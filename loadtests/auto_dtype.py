@@ -27,7 +27,7 @@ import aiohttp
 from loadtests.latency import REQUEST_TIMEOUT_S, REST_S, Client, Endpoint, prompt_of
 from loadtests.planner.shape import DTYPE_BYTES
 from loadtests.results import ROOT, Section, Table, Target, arguments_of, report
-from loadtests.sides import Limits, VllmServer, headwater, product_config
+from loadtests.sides import VllmServer, headwater, limits_at, product_config
 
 NAMES = {None: "auto_dtype", "avx2": "auto_dtype_avx2"}
 DTYPES = ("float32", "bfloat16")
@@ -87,8 +87,7 @@ def servers(environment: Mapping[str, str]) -> Iterator[tuple[list[Asked], str]]
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hw-bench-")))
         config = product_config(environment)
         ours = stack.enter_context(headwater(folder, config, environment=environment))
-        model, name = asyncio.run(_model_at(ours.url))
-        limits = Limits.of(config, model, name)
+        limits = limits_at(ours, config)
         asked = [Asked(Endpoint("Headwater", ours.url, ours), limits.dtype)]
         core = min(os.sched_getaffinity(0))
         for dtype in DTYPES:
@@ -99,13 +98,7 @@ def servers(environment: Mapping[str, str]) -> Iterator[tuple[list[Asked], str]]
             server.wait(process)
             side = server.side(process)
             asked.append(Asked(Endpoint("plain vLLM", side.url, side), dtype))
-        yield asked, name
-
-
-async def _model_at(url: str) -> tuple[str, str]:
-    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as reply:
-        (model,) = (await reply.json())["data"]
-        return model["root"], model["id"]
+        yield asked, limits.name
 
 
 async def measure(

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from loadtests.results import ROOT
 
@@ -133,18 +132,23 @@ def product_config(environment: Mapping[str, str] | None = None) -> dict[str, An
     return found
 
 
+def limits_at(ours: Side, config: dict[str, Any]) -> Limits:
+    """Headwater's own; the model's folder is what the running server says that it serves."""
+    with urllib.request.urlopen(f"{ours.url}/v1/models", timeout=30) as answer:  # noqa: S310
+        (model,) = json.load(answer)["data"]
+    return Limits.of(config, model["root"], model["id"])
+
+
 @contextlib.contextmanager
 def both_sides() -> Iterator[tuple[Side, Side]]:
     """(plain vLLM, Headwater), both ready. Raises SideFailed."""
     with tempfile.TemporaryDirectory(prefix="hw-bench-") as folder:
         config = product_config()
-        with headwater(Path(folder), config) as ours:
-            # The model's folder is what the server itself says that it serves.
-            with urllib.request.urlopen(f"{ours.url}/v1/models", timeout=30) as answer:  # noqa: S310
-                (model,) = yaml.safe_load(answer.read())["data"]
-            limits = Limits.of(config, model["root"], model["id"])
-            with plain_vllm(Path(folder), limits) as theirs:
-                yield theirs, ours
+        with (
+            headwater(Path(folder), config) as ours,
+            plain_vllm(Path(folder), limits_at(ours, config)) as theirs,
+        ):
+            yield theirs, ours
 
 
 @contextlib.contextmanager

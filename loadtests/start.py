@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from loadtests.results import Section, Table, Target, arguments_of, report
-from loadtests.sides import Limits, Side, VllmServer, headwater, product_config
+from loadtests.sides import Limits, Side, VllmServer, headwater, limits_at, product_config
 
 NAME = "start"
 ANSWER_TOKENS = 48  # about as many as `serve` gets for its question
@@ -116,7 +116,7 @@ def measure(starts: int, idle_s: float) -> tuple[Started, Started]:
     for number in range(starts):
         is_last = number == starts - 1
         with started_headwater(ours, config) as side:
-            limits = _limits_of(side, config)
+            limits = limits_at(side, config)
             ours.next_answer_s.append(ask(side, limits.name))
             if is_last:
                 ours.look(side, idle_s)
@@ -126,12 +126,6 @@ def measure(starts: int, idle_s: float) -> tuple[Started, Started]:
                 theirs.look(side, idle_s)
         sys.stderr.write(f"start {number + 1} of {starts}: {ours.first_answer_s[-1]:.1f} s\n")
     return theirs, ours
-
-
-def _limits_of(side: Side, config: dict[str, Any]) -> Limits:
-    with urllib.request.urlopen(f"{side.url}/v1/models", timeout=30) as answer:  # noqa: S310
-        (model,) = json.load(answer)["data"]
-    return Limits.of(config, model["root"], model["id"])
 
 
 def section_of(theirs: Started, ours: Started, idle_s: float) -> Section:

@@ -1,7 +1,7 @@
 """Where a node's agent listens: a Unix socket in a folder of this user alone.
 
-Called by node_agent, which makes the folder, and by the doctor, which looks at it. Must not
-import ray.
+Called by node_agent and by the fork server's starter, which make the folder, and by the doctor,
+which looks at it. Must not import ray.
 """
 
 from __future__ import annotations
@@ -48,3 +48,11 @@ def folder_problem(folder: Path) -> str | None:
     if found.st_mode & 0o077:
         return f"{folder} is open to others (mode {stat.S_IMODE(found.st_mode):o})"
     return None
+
+
+def own_folder(folder: Path) -> None:
+    """Make the sockets' folder. Raises RuntimeError where somebody else made it first."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    problem = folder_problem(folder)
+    if problem is not None:
+        raise RuntimeError(f"{problem}; it must be this user's alone (mode 700): remove it")

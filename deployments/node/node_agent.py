@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.links.listening import ListenSettings, listening_here
 from deployments.logs import log_here
-from deployments.node.agent_socket import folder_problem, socket_path
+from deployments.node.agent_socket import own_folder, socket_path
 from deployments.node.core_claims import CoreClaims
 from deployments.node.directory_actor import RAY_NAMESPACE, DirectorySettings, ensure_directory
 from deployments.node.event_shipping import ASK_INTERVAL_S, Answer, EventShipping
@@ -74,7 +74,7 @@ class NodeAgent:
         self._settings = settings
         self._node = node
         path = socket_path(settings.app, node, settings.socket_dir)
-        _own_folder(Path(path).parent)
+        own_folder(Path(path).parent)
         # Claims outlive an agent: the engines that were given the cores do.
         self._claims = CoreClaims(Path(f"{path}.cores"))
         self._news = threading.Event()
@@ -204,14 +204,6 @@ def _peer_server(agent: AgentServer, settings: AgentSettings) -> PeerServer:
     peers = PeerServer(agent, secret, links.host, advertised_host=links.advertised_host)
     peers.start()
     return peers
-
-
-def _own_folder(folder: Path) -> None:
-    """Make the sockets' folder. Raises RuntimeError where somebody else made it first."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    problem = folder_problem(folder)
-    if problem is not None:
-        raise RuntimeError(f"{problem}; it must be this user's alone (mode 700): remove it")
 
 
 def ensure_agent(settings: AgentSettings, node: str) -> Any:

@@ -12,18 +12,11 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
+from deployments.engine.environment import prepare_environment
+
 SAMPLE_S = 0.002
 PENDING_S = 0.001
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}  # beside the product's
 
 
 class EngineHost:
@@ -131,6 +124,7 @@ class EngineHost:
 
 def _serve(pipe: Connection, settings: dict[str, Any]) -> None:
     os.environ.update(ENVIRONMENT)
+    prepare_environment()
     host = EngineHost(settings)
     pipe.send(None)
     while True:

@@ -9,17 +9,9 @@ import multiprocessing
 import os
 from multiprocessing.context import ForkServerContext
 
-# Read by vLLM and torch when they are imported.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "HF_HUB_OFFLINE": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-}
+from deployments.engine.environment import prepare_environment
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}  # beside the product's
 IMPORTED = [
     "vllm.engine.arg_utils",
     "vllm.entrypoints.llm",
@@ -33,6 +25,7 @@ IMPORTED = [
 def engine_forks() -> ForkServerContext:
     """Like the module multiprocessing. The first process waits for the imports."""
     os.environ.update(ENVIRONMENT)
+    prepare_environment()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     return context
